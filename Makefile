@@ -1,0 +1,40 @@
+# Two commands do all the set-up: `make run` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+ARGS ?= --model derpp --norm adab2n --dataset seq-digits
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint format matrix clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(VENV)/.installed ## create .venv and install the pinned requirements
+
+$(VENV)/.installed: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade-strategy only-if-needed -r requirements.txt
+	@touch $@
+
+run: install ## DER++ with AdaB2N on the embedded digits; other flags with ARGS="..."
+	$(PY) main.py $(ARGS)
+
+test: install ## all tests, two at a time, one thread each
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+
+lint: install ## check style
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: install ## put the code into its style
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+matrix: install ## every method with every norm on the digits (42 runs, about 10 minutes)
+	$(PY) -m scripts.matrix
+
+clean: ## remove the environment and caches; results stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,35 @@
+"""`mlp`: two hidden linear layers with a norm after each, 128 wide so that 32 groups divide it.
+
+The paper's Permuted MNIST network is not stated; it needs normalization layers, and this is the smallest that has.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backbone.network import Network
+from backbone.norms import NormFactory
+from utils.options import Option, integer
+from utils.registry import BACKBONES
+
+OPTIONS = (Option("hidden", integer(1), "width of the two hidden layers of the mlp", default=128),)
+
+
+@BACKBONES.register("mlp", help="two hidden layers with a norm after each", options=OPTIONS)
+class MLP(Network):
+    def __init__(self, image_shape, n_classes: int, factory: NormFactory, *, hidden: int):
+        super().__init__(factory)
+        self.linear1 = nn.Linear(math.prod(image_shape), hidden)
+        self.norm1 = factory(hidden, spatial=())
+        self.linear2 = nn.Linear(hidden, hidden)
+        self.norm2 = factory(hidden, spatial=())
+        self.classifier = nn.Linear(hidden, n_classes)
+
+    def body(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        out = F.relu(self.norm1(self.linear1(x.flatten(1))))
+        out = F.relu(self.norm2(self.linear2(out)))
+        return self.classifier(out), []

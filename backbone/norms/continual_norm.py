@@ -1,0 +1,23 @@
+"""`cn`: Continual Normalization (Pham et al. 2022): group normalization without affine, then batch normalization."""
+
+from torch import nn
+
+from backbone.norms.batch_norm import batch_norm_layer
+from backbone.norms.group_norm import GROUPS, grouped
+from utils.options import ByFidelity, Option, choice
+from utils.registry import NORMS
+
+AFFINE = Option(
+    "cn_affine",
+    choice("frozen", "learned"),
+    "scale and shift of cn's batch normalization: frozen at 1 and 0, or learned",
+    default=ByFidelity(official="frozen", paper="learned"),
+)
+
+
+@NORMS.register("cn", help="continual normalization: groups, then the batch", options=(GROUPS, AFFINE))
+def continual_norm(channels, *, spatial, shared, groups, cn_affine):
+    return nn.Sequential(
+        grouped(groups, channels, affine=False),
+        batch_norm_layer(channels, spatial, affine=cn_affine == "learned"),
+    )

@@ -1,0 +1,24 @@
+"""`gn`: Group Normalization (Wu & He 2018), 32 groups as in the paper's experiments."""
+
+from torch import nn
+
+from utils.errors import UsageError
+from utils.options import Option, integer
+from utils.registry import NORMS
+
+EPS = 1e-5
+GROUPS = Option("groups", integer(1), "channel groups of the norms gn and cn", default=32)
+
+
+def grouped(groups: int, channels: int, *, affine: bool) -> nn.GroupNorm:
+    if channels % groups:
+        raise UsageError(
+            f"{groups} groups do not divide {channels} channels: set --groups to a divisor, "
+            f"or --num_filters to a multiple of {groups}"
+        )
+    return nn.GroupNorm(groups, channels, eps=EPS, affine=affine)
+
+
+@NORMS.register("gn", help="group normalization, --groups groups", options=(GROUPS,))
+def group_norm(channels, *, spatial, shared, groups):
+    return grouped(groups, channels, affine=True)

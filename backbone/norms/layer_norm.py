@@ -1,0 +1,21 @@
+"""`ln`: Layer Normalization (Ba et al. 2016), group normalization with one group."""
+
+from torch import nn
+
+from backbone.norms.group_norm import EPS, grouped
+from utils.options import ByFidelity, Option, choice
+from utils.registry import NORMS
+
+AFFINE = Option(
+    "ln_affine",
+    choice("element", "channel"),
+    "scale and shift of ln: one per element of the map, or one per channel",
+    default=ByFidelity(official="element", paper="channel"),
+)
+
+
+@NORMS.register("ln", help="layer normalization", options=(AFFINE,))
+def layer_norm(channels, *, spatial, shared, ln_affine):
+    if ln_affine == "channel":
+        return grouped(1, channels, affine=True)
+    return nn.LayerNorm((channels, *spatial), eps=EPS)

@@ -1,0 +1,94 @@
+"""`resnet18`: the network of the paper's experiments, with 20 norm layers.
+
+For images up to 84 pixels the stem is one 3x3 convolution without pooling; from 128 pixels on it is the usual
+7x7 convolution of stride 2 and a max-pool.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backbone.network import Network
+from backbone.norms import NormFactory
+from utils.options import Option, choice, integer
+from utils.registry import BACKBONES
+
+OPTIONS = (
+    Option("num_filters", integer(1), "channels of the first stage (the paper's network has 64)", default=64),
+    Option(
+        "stem", choice("auto", "3x3", "7x7"), "first layers: 7x7 suits 224 pixels; auto goes by size", default="auto"
+    ),
+)
+
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+
+
+def halved(size: tuple[int, int], stride: int) -> tuple[int, int]:
+    """The size after a padded convolution or pooling of that stride."""
+    return tuple(-(-side // stride) for side in size)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut. Returns the sum before its ReLU: LiDER's features are taken there."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, size: tuple[int, int], norm: NormFactory):
+        super().__init__()
+        self.conv1 = conv3x3(inputs, outputs, stride)
+        self.norm1 = norm(outputs, spatial=size)
+        self.conv2 = conv3x3(outputs, outputs)
+        self.norm2 = norm(outputs, spatial=size)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), norm(outputs, spatial=size)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = F.relu(self.norm1(self.conv1(x)))
+        return self.norm2(self.conv2(out)) + self.shortcut(x)
+
+
+@BACKBONES.register("resnet18", help="ResNet-18, 3x3 stem below 128 pixels", options=OPTIONS)
+class ResNet18(Network):
+    has_feature_maps = True
+
+    def __init__(self, image_shape, n_classes: int, factory: NormFactory, *, num_filters: int, stem: str):
+        super().__init__(factory)
+        channels, *size = image_shape
+        large = stem == "7x7" or (stem == "auto" and min(size) >= 128)
+        if large:
+            self.conv1 = nn.Conv2d(channels, num_filters, 7, stride=2, padding=3, bias=False)
+            self.pool = nn.MaxPool2d(3, stride=2, padding=1)
+            size = halved(size, 2)
+        else:
+            self.conv1 = conv3x3(channels, num_filters)
+            self.pool = nn.Identity()
+        self.norm1 = factory(num_filters, spatial=tuple(size))
+        if large:
+            size = halved(size, 2)
+        self.stages = nn.ModuleList()
+        inputs = num_filters
+        for stage in range(4):
+            outputs, stride = num_filters * 2**stage, 1 if stage == 0 else 2
+            size = halved(size, stride)
+            self.stages.append(
+                nn.ModuleList(
+                    [BasicBlock(inputs, outputs, stride, size, factory), BasicBlock(outputs, outputs, 1, size, factory)]
+                )
+            )
+            inputs = outputs
+        self.classifier = nn.Linear(inputs, n_classes)
+
+    def body(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        stem = self.norm1(self.conv1(x))
+        features = [stem]
+        out = self.pool(F.relu(stem))
+        for first, second in self.stages:
+            out = second(F.relu(first(out)))
+            features.append(out)
+            out = F.relu(out)
+        return self.classifier(out.mean((2, 3))), features

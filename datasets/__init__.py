@@ -1,0 +1,1 @@
+"""Continual data sets, one file each."""

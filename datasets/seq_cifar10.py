@@ -1,0 +1,27 @@
+"""`seq-cifar10`: Split CIFAR-10, 5 tasks of 2 classes, buffers of 500 or 2,000 images (Tables 2 and 3)."""
+
+from datasets.cifar import Cifar
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS
+from utils.options import ByFidelity, Rule, at_least
+from utils.registry import DATASETS
+
+DERPP = ("derpp", "derpp_lider")
+
+
+@DATASETS.register(
+    "seq-cifar10",
+    help="Split CIFAR-10, 5 x 2 classes",
+    options=(BASE_PATH, *SPLIT_OPTIONS),
+    rules=(
+        Rule({"n_tasks": 5, "buffer_size": 500, "lr": 0.03}),
+        Rule({"lr": ByFidelity(official=0.1, paper=0.03)}, when={"model": "sgd"}),
+        Rule({"alpha": 0.2, "beta": 0.5}, when={"model": DERPP}),
+        Rule({"alpha": 0.1, "beta": 1.0}, when={"model": DERPP, "buffer_size": at_least(2000)}),
+    ),
+)
+class SeqCifar10(Cifar):
+    name = "seq-cifar10"
+    torchvision_name = "CIFAR10"
+    n_classes = 10
+    mean = (0.4914, 0.4822, 0.4465)
+    std = (0.2470, 0.2435, 0.2615)

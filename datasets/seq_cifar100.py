@@ -1,0 +1,24 @@
+"""`seq-cifar100`: Split CIFAR-100, 20 tasks of 5 classes as in the text; the released code has `--n_tasks 10`."""
+
+from datasets.cifar import Cifar
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS
+from utils.options import Rule
+from utils.registry import DATASETS
+
+
+@DATASETS.register(
+    "seq-cifar100",
+    help="Split CIFAR-100, 20 x 5 classes",
+    options=(BASE_PATH, *SPLIT_OPTIONS),
+    rules=(
+        Rule({"n_tasks": 20, "buffer_size": 2000, "lr": 0.03}),
+        Rule({"alpha": 0.1, "beta": 0.5}, when={"model": ("derpp", "derpp_lider")}),
+        Rule({"lr_milestones": (35, 45), "lr_factor": 0.1}, when={"scenario": "offline"}),
+    ),
+)
+class SeqCifar100(Cifar):
+    name = "seq-cifar100"
+    torchvision_name = "CIFAR100"
+    n_classes = 100
+    mean = (0.5071, 0.4867, 0.4408)
+    std = (0.2675, 0.2565, 0.2761)

@@ -1,0 +1,130 @@
+"""`seq-miniimg`: Split Mini-ImageNet, 20 tasks of 5 classes, 84x84 pixels, 500 training and 100 test images a class.
+
+Public download links are dead, so the files come from the user, in either of two layouts under --base_path:
+four arrays `train_x.npy train_y.npy test_x.npy test_y.npy` (uint8, NHWC), or the three few-shot pickles
+`mini-imagenet-cache-{train,val,test}.pkl`, of which every class gives its first 500 images to training and the
+last 100 to the test; their labels follow the sorted synset names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, RawData
+from datasets.numpy_pickle import load_numpy_pickle
+from datasets.stream import Augmentation
+from utils.errors import UsageError
+from utils.options import ByFidelity, Rule
+from utils.registry import DATASETS
+
+ARRAYS = ("train_x.npy", "train_y.npy", "test_x.npy", "test_y.npy")
+PICKLES = tuple(f"mini-imagenet-cache-{part}.pkl" for part in ("train", "val", "test"))
+TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
+
+
+@DATASETS.register(
+    "seq-miniimg",
+    help="Split Mini-ImageNet, 20 x 5 classes, from the user's files",
+    options=(BASE_PATH, *SPLIT_OPTIONS),
+    rules=(
+        Rule({"n_tasks": 20, "buffer_size": 2000, "lr": 0.1, "lambd": 1e-3}),
+        Rule({"alpha": 0.3, "beta": 0.8}, when={"model": ("derpp", "derpp_lider")}),
+        # The released code decays at epoch 35 (60 and 75 lie past the last) and never undoes it.
+        Rule(
+            {
+                "lr_milestones": (35, 60, 75),
+                "lr_factor": 0.2,
+                "lr_restart": ByFidelity(official="never", paper="task"),
+            },
+            when={"scenario": "offline"},
+        ),
+    ),
+)
+class SeqMiniImageNet(ClassDataset):
+    name = "seq-miniimg"
+    n_classes = 100
+    image_shape = (3, 84, 84)
+    mean = (0.47313006, 0.44905752, 0.40378186)
+    std = (0.27292014, 0.26559181, 0.27953038)
+    augmentation = Augmentation(padding=4, flip=True)
+
+    def class_sizes(self, config):
+        return np.full(self.n_classes, TRAIN_PER_CLASS), np.full(self.n_classes, TEST_PER_CLASS)
+
+    def read(self, config) -> RawData:
+        folder = Path(config.base_path)
+        if all((folder / name).is_file() for name in ARRAYS):
+            raw = read_arrays(folder)
+        elif all((folder / name).is_file() for name in PICKLES):
+            raw = read_pickles(folder)
+        else:
+            raise UsageError(
+                f"no Mini-ImageNet in {folder}: point --base_path to a folder with {', '.join(ARRAYS)}, "
+                f"or with {', '.join(PICKLES)}"
+            )
+        self._check(raw, folder)
+        return raw
+
+    def _check(self, raw: RawData, folder: Path) -> None:
+        for part, images, labels, per_class in (
+            ("train", raw.train_images, raw.train_labels, TRAIN_PER_CLASS),
+            ("test", raw.test_images, raw.test_labels, TEST_PER_CLASS),
+        ):
+            wanted = (self.n_classes * per_class, *self.image_shape)
+            if images.shape != wanted or images.dtype != np.uint8:
+                raise UsageError(
+                    f"{folder}: the {part} images are {images.dtype} of shape {images.shape} (as NCHW), "
+                    f"Mini-ImageNet has uint8 of {wanted}"
+                )
+            if labels.shape != wanted[:1] or (np.bincount(labels, minlength=self.n_classes) != per_class).any():
+                raise UsageError(
+                    f"{folder}: the {part} labels are not {per_class} of each class 0..{self.n_classes - 1}"
+                )
+
+
+def read_arrays(folder: Path) -> RawData:
+    train_x, train_y, test_x, test_y = (_load_array(folder / name) for name in ARRAYS)
+    return RawData(_nchw(train_x), _labels(train_y), _nchw(test_x), _labels(test_y))
+
+
+def _load_array(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{path} is not a readable npy file: {error}") from error
+
+
+def read_pickles(folder: Path) -> RawData:
+    """All classes of the three files together, labelled by sorted synset."""
+    images_of: dict[str, np.ndarray] = {}
+    for name in PICKLES:
+        content = load_numpy_pickle(folder / name)
+        try:
+            images = np.asarray(content["image_data"])
+            for synset, members in content["class_dict"].items():
+                images_of[synset] = images[np.asarray(members)]
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise UsageError(f"{folder / name} does not hold image_data and class_dict: {error!r}") from error
+    if any(len(images) < TRAIN_PER_CLASS + TEST_PER_CLASS for images in images_of.values()):
+        raise UsageError(f"{folder}: a class has fewer than {TRAIN_PER_CLASS + TEST_PER_CLASS} images")
+    ordered = [images_of[synset] for synset in sorted(images_of)]
+    return RawData(
+        _nchw(np.concatenate([images[:TRAIN_PER_CLASS] for images in ordered])),
+        np.arange(len(ordered)).repeat(TRAIN_PER_CLASS),
+        _nchw(np.concatenate([images[-TEST_PER_CLASS:] for images in ordered])),
+        np.arange(len(ordered)).repeat(TEST_PER_CLASS),
+    )
+
+
+def _nchw(images: np.ndarray) -> np.ndarray:
+    if images.ndim != 4:
+        raise UsageError(f"Mini-ImageNet images must be an array of 4 dimensions (NHWC), got shape {images.shape}")
+    return images.transpose(0, 3, 1, 2)
+
+
+def _labels(labels: np.ndarray) -> np.ndarray:
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or (len(labels) and labels.min() < 0):
+        raise UsageError("Mini-ImageNet labels must be one row of whole numbers from 0")
+    return labels.astype(np.int64)

@@ -1,0 +1,221 @@
+"""One parser and one resolver: from the words of a command to a configuration without gaps.
+
+Every owner declares its own options; here they meet. A value is taken from, in this order: the explicit flag;
+the data set's rules; the model's, norm's and backbone's rules; the loop's rules for the scenario; the option's
+own default, where a switch follows `--fidelity`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+from utils import buffer, loop_options
+from utils.errors import UsageError
+from utils.options import ByFidelity, Option, Rule, SameAs, flag
+from utils.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, suggestion
+
+SELECTORS = {"model": MODELS, "norm": NORMS, "dataset": DATASETS, "backbone": BACKBONES}
+
+
+class Config(SimpleNamespace):
+    """The resolved options of a run, as attributes."""
+
+    def values(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def parse(argv: Sequence[str]) -> dict[str, Any]:
+    """The explicit flags of a command, checked one by one."""
+    parser = build_parser()
+    explicit, unknown = parser.parse_known_args(argv)
+    for word in unknown:
+        if word.startswith("--"):
+            name = word.split("=")[0]
+            raise UsageError(f"unknown flag {name}{suggestion(name, sorted(parser._option_string_actions))}")
+        raise UsageError(f"unexpected argument {word!r}: flags start with --, see --help")
+    return vars(explicit)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="main.py",
+        description="Continual learning with swappable normalization layers. "
+        "Every flag has a default that fits the model, norm, data set and scenario; a run prints them all.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+    )
+    chosen = parser.add_argument_group("what to run")
+    for name, registry in SELECTORS.items():
+        known = ", ".join(registry.names())
+        chosen.add_argument(f"--{name}", metavar="NAME", help=f"{_one(known)}")
+    owners_of: dict[str, list[str]] = {}
+    groups: dict[str, tuple[str, Option]] = {}
+    for title, owner, options in _all_options():
+        for option in options:
+            groups.setdefault(option.name, (title, option))
+            owners_of.setdefault(option.name, []).append(owner)
+    made: dict[str, Any] = {}
+    for name, (title, option) in groups.items():
+        group = made.setdefault(title, parser.add_argument_group(title) if title not in made else None)
+        _add(group, option, [owner for owner in owners_of[name] if owner])
+    return parser
+
+
+def _one(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _add(group, option: Option, owners: list[str]) -> None:
+    names = getattr(option.type, "names", None)
+    help_ = _one(option.help) + (f" [{', '.join(owners)}]" if owners else "") + _one(_shown_default(option))
+    if option.type is flag:
+        group.add_argument(option.flag, action="store_true", help=help_)
+        return
+    metavar = "{" + ",".join(names) + "}" if names else option.name.split("_")[-1].upper()
+    group.add_argument(option.flag, type=option.type, metavar=metavar, help=help_)
+
+
+def _shown_default(option: Option) -> str:
+    default = option.default
+    if default is None or default is False or "default:" in option.help:
+        return ""
+    if isinstance(default, ByFidelity):
+        return f" (official: {default.official}, paper: {default.paper})"
+    return f" (default: that of --{default.option})" if isinstance(default, SameAs) else f" (default: {default})"
+
+
+def _all_options() -> Iterable[tuple[str, str, tuple[Option, ...]]]:
+    """(group title, owner's name or "", options) of everything there is."""
+    yield "the run", "", loop_options.RUN
+    yield "training", "", loop_options.TRAINING
+    yield "output", "", loop_options.OUTPUT
+    yield "memory buffer and replay", "", buffer.OPTIONS
+    titles = {"dataset": "data sets", "model": "methods", "norm": "norms", "backbone": "backbones"}
+    for selector, title in titles.items():
+        for entry in SELECTORS[selector].entries().values():
+            yield title, entry.name, entry.options
+
+
+def resolve(explicit: dict[str, Any]) -> Config:
+    """A configuration without gaps; raises UsageError where flags contradict each other."""
+    config: dict[str, Any] = {}
+    entries = _selected(explicit, config)
+    options = _active_options(entries)
+    _refuse_strangers(explicit, options, config)
+    _fill_defaults(config, explicit, options, entries)
+    _check_together(config, entries)
+    return Config(**config)
+
+
+def _selected(explicit: dict[str, Any], config: dict[str, Any]) -> dict[str, Entry]:
+    defaults = {"model": None, "norm": "bn", "dataset": None, "backbone": "resnet18"}
+    entries = {}
+    for name, registry in SELECTORS.items():
+        value = explicit.get(name, defaults[name])
+        if value is None:
+            raise UsageError(f"--{name} is missing; choose one of {', '.join(registry.names())}")
+        entries[name] = registry.get(value)
+        config[name] = value
+        if name == "dataset":
+            defaults["backbone"] = entries[name].traits.get("backbone", defaults["backbone"])
+    return entries
+
+
+def _active_options(entries: dict[str, Entry]) -> dict[str, Option]:
+    options = [*loop_options.RUN, *loop_options.TRAINING, *loop_options.OUTPUT]
+    if entries["model"].build.uses_buffer:
+        options += buffer.OPTIONS
+    for entry in entries.values():
+        options += entry.options
+    return {option.name: option for option in options}
+
+
+def _refuse_strangers(explicit: dict[str, Any], options: dict[str, Option], config: dict[str, Any]) -> None:
+    """A flag that the chosen model, norm, data set and backbone do not use is a mistake, not decoration."""
+    for name in explicit:
+        if name in options or name in SELECTORS:
+            continue
+        if any(option.name == name for option in buffer.OPTIONS):
+            raise UsageError(f"--{name} is for methods with a memory buffer; --model {config['model']} has none")
+        users = [
+            f"--{selector} {entry.name}"
+            for selector, registry in SELECTORS.items()
+            for entry in registry.entries().values()
+            if any(option.name == name for option in entry.options)
+        ]
+        selector = users[0].split()[0].lstrip("-")
+        raise UsageError(f"--{name} is an option of {' or '.join(users)}, not of --{selector} {config[selector]}")
+
+
+def _fill_defaults(config: dict, explicit: dict, options: dict[str, Option], entries: dict[str, Entry]) -> None:
+    fidelity = explicit.get("fidelity", "official")
+    config |= default_values(options.values(), fidelity) | explicit
+    for rule in _rules(entries):
+        if not rule.applies(config):
+            continue
+        for name, value in rule.values.items():
+            if name in options and name not in explicit:
+                config[name] = value.pick(fidelity) if isinstance(value, ByFidelity) else value
+    for name in list(config):
+        if isinstance(config[name], SameAs):
+            config[name] = config[config[name].option]
+
+
+def _rules(entries: dict[str, Entry]) -> Iterable[Rule]:
+    yield from loop_options.RULES
+    for selector in ("backbone", "norm", "model", "dataset"):
+        yield from entries[selector].rules
+
+
+def default_values(options: Iterable[Option], fidelity: str = "official") -> dict[str, Any]:
+    return {
+        option.name: option.default.pick(fidelity) if isinstance(option.default, ByFidelity) else option.default
+        for option in options
+    }
+
+
+def _check_together(config: dict[str, Any], entries: dict[str, Entry]) -> None:
+    if config["wandb_entity"] and not config["wandb_project"]:
+        raise UsageError("--wandb_entity needs --wandb_project")
+    model, backbone = entries["model"].build, entries["backbone"].build
+    if model.needs_features and not backbone.has_feature_maps:
+        raise UsageError(
+            f"--model {config['model']} compares feature maps, which --backbone {config['backbone']} lacks"
+        )
+    if config.get("replay_forward") == "auto":
+        together = model.always_joint_forward or entries["norm"].traits.get("joint_replay", False)
+        config["replay_forward"] = "joint" if together else "separate"
+
+
+def identity_options(config: Config) -> dict[str, Any]:
+    """The part of a configuration that changes numbers: what identifies a run."""
+    entries = {name: registry.get(getattr(config, name)) for name, registry in SELECTORS.items()}
+    counted = {name for name, option in _active_options(entries).items() if option.changes_numbers}
+    return {name: value for name, value in config.values().items() if name in counted or name in SELECTORS}
+
+
+def switches() -> list[tuple[str, str, Any, Any, str]]:
+    """Every place where the released code and the paper differ: (owner, flag, official, paper, help)."""
+    found = {}
+    for title, owner, options in _all_options():
+        for option in options:
+            if isinstance(option.default, ByFidelity):
+                found[option.name] = (owner or title, option.flag, option.default, option.help)
+    rows = [(owner, name, by.official, by.paper, text) for owner, name, by, text in found.values()]
+    for registry in SELECTORS.values():
+        for entry in registry.entries().values():
+            for rule in entry.rules:
+                for name, value in rule.values.items():
+                    if isinstance(value, ByFidelity):
+                        where = ", ".join(f"--{key} {condition}" for key, condition in rule.when.items())
+                        rows.append((entry.name, f"--{name}", value.official, value.paper, f"with {where}"))
+    return rows

@@ -1,0 +1,56 @@
+"""From a configuration to the objects of a run, through the registries."""
+
+from __future__ import annotations
+
+import torch
+
+from backbone.norms import NormFactory
+from datasets.stream import StreamSpec
+from utils.arguments import Config
+from utils.augment import Augment
+from utils.buffer import Buffer, build_policy
+from utils.errors import UsageError
+from utils.random import torch_seed
+from utils.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry
+
+
+def owned(entry: Entry, config: Config) -> dict:
+    """The values of the options that an entry declared."""
+    return {option.name: getattr(config, option.name) for option in entry.options}
+
+
+def build_spec(config: Config) -> StreamSpec:
+    """What the data set is, without reading an image; checks what only now can be checked."""
+    spec = DATASETS.get(config.dataset).build().spec(config)
+    model = MODELS.get(config.model).build
+    if spec.is_domain and model.needs_own_classes:
+        raise UsageError(f"--model {config.model} needs tasks with classes of their own; {spec.name} shares them")
+    if model.uses_buffer:
+        build_policy(config, spec)
+    return spec
+
+
+def build_stream(config: Config, spec: StreamSpec, device: torch.device):
+    stream = DATASETS.get(config.dataset).build().stream(config, spec)
+    if MODELS.get(config.model).build.joint_training:
+        stream = stream.merged()
+    return stream.to(device)
+
+
+def build_network(config: Config, spec: StreamSpec, device: torch.device) -> torch.nn.Module:
+    """Built on the host under a seeded generator of its own, so that every device starts from the same weights."""
+    norm, backbone = NORMS.get(config.norm), BACKBONES.get(config.backbone)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(torch_seed(config.seed, "init"))
+        factory = NormFactory(norm, owned(norm, config))
+        net = backbone.build(spec.image_shape, spec.n_classes, factory, **owned(backbone, config))
+    return net.to(device, getattr(torch, config.dtype))
+
+
+def build_method(config: Config, spec: StreamSpec, net: torch.nn.Module, device: torch.device):
+    method, dtype = MODELS.get(config.model).build, getattr(torch, config.dtype)
+    augment = Augment(spec, config.seed, device, dtype)
+    buffer = None
+    if method.uses_buffer:
+        buffer = Buffer(config, spec, device, logits_dtype=dtype if method.stores_logits else None)
+    return method(net, config, spec.n_classes, augment, buffer)

@@ -1,0 +1,38 @@
+"""Devices and threads: which one a run uses, and how small host arrays get there."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import torch
+
+from utils.errors import UsageError
+
+
+def device_name(text: str) -> str:
+    """Option type: auto, cpu, cuda or cuda:N."""
+    import argparse
+
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"must be auto, cpu, cuda or cuda:N, got {text!r}")
+    return text
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices; use --device auto"
+        )
+    return device
+
+
+def to_device(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """A small host array as a tensor of `like`'s type and device, without waiting for the device."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(like.dtype)
+    if like.device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(like.device, non_blocking=True)

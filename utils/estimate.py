@@ -1,0 +1,73 @@
+"""`--dry_run`: what a run would be, and what it would cost, before it starts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from datasets.stream import StreamSpec
+from utils.arguments import Config
+from utils.build import build_network
+from utils.records import RunFolder
+from utils.registry import MODELS
+from utils.training import total_steps
+
+MEGABYTE = 1e6
+
+
+def dry_run_report(config: Config, spec: StreamSpec, folder: RunFolder) -> str:
+    lines = [f"  {name} = {_shown(value)}" for name, value in sorted(config.values().items())]
+    joint = MODELS.get(config.model).build.joint_training
+    sizes = [sum(spec.train_sizes)] if joint else spec.train_sizes
+    memory = memory_estimate(config, spec)
+    parts = ", ".join(f"{name} {size / MEGABYTE:.1f}" for name, size in memory.items())
+    status = "finished" if folder.finished_record() else "not finished"
+    return "\n".join(
+        [
+            "configuration",
+            *lines,
+            f"folder: {folder.path} ({status})",
+            f"steps: {total_steps(config, sizes)} in {len(sizes)} task{'s' if len(sizes) > 1 else ''}",
+            f"memory: about {sum(memory.values()) / MEGABYTE:.0f} MB ({parts})",
+        ]
+    )
+
+
+def _shown(value) -> str:
+    return "-" if value is None else str(value)
+
+
+def memory_estimate(config: Config, spec: StreamSpec) -> dict[str, float]:
+    """Bytes by use: data and buffer exactly, the network with its gradients, activations of one step roughly."""
+    image = math.prod(spec.image_shape)
+    net = build_network(config, spec, torch.device("meta"))
+    weights = sum(tensor.nbytes for tensor in net.state_dict().values())
+    samples = config.batch_size * _forwards(config)
+    return {
+        "data": image * (sum(spec.train_sizes) + sum(spec.test_sizes)),
+        "buffer": image * getattr(config, "buffer_size", 0),
+        "network and gradients": 2 * weights,
+        "activations": samples * _activation_bytes(net, spec, config),
+    }
+
+
+def _forwards(config: Config) -> int:
+    """How many batches of about the stream's size a step forwards, at most."""
+    return {True: 3, False: 1}[MODELS.get(config.model).build.uses_buffer]
+
+
+def _activation_bytes(net: torch.nn.Module, spec: StreamSpec, config: Config) -> int:
+    """What one sample leaves behind for the backward: the outputs of all layers, traced without computing."""
+    sizes: list[int] = []
+    hooks = [
+        module.register_forward_hook(lambda _, __, out: sizes.append(out.nbytes))
+        for module in net.modules()
+        if not list(module.children())
+    ]
+    net.eval()
+    with torch.no_grad():
+        net(torch.empty((1, *spec.image_shape), dtype=getattr(torch, config.dtype), device="meta"))
+    for hook in hooks:
+        hook.remove()
+    return 2 * sum(sizes)

@@ -1,0 +1,72 @@
+"""The options of the run itself and of its training loop, with their defaults per scenario."""
+
+from __future__ import annotations
+
+import argparse
+
+from utils.device import device_name
+from utils.options import Option, Rule, choice, flag, integer, number, text
+
+
+def milestones(words: str) -> tuple[int, ...]:
+    """Option type: epochs separated by commas, or `none`."""
+    if words == "none":
+        return ()
+    try:
+        epochs = tuple(int(word) for word in words.split(","))
+    except ValueError:
+        epochs = (0,)
+    if min(epochs) < 1 or list(epochs) != sorted(set(epochs)):
+        raise argparse.ArgumentTypeError(f"must be rising epochs such as 35,45, or none; got {words!r}")
+    return epochs
+
+
+RUN = (
+    Option("scenario", choice("online", "offline"), "one pass, or 50 epochs per task", default="online"),
+    Option("seed", integer(0, 2**31 - 1), "seed of everything random; of the class order too", default=0),
+    Option(
+        "fidelity",
+        choice("official", "paper"),
+        "where the released code and the paper differ, follow which (see --list switches)",
+        default="official",
+        changes_numbers=False,  # the switches it sets are what counts
+    ),
+    Option("device", device_name, "auto, cpu, cuda or cuda:N", default="auto", changes_numbers=False),
+    Option("num_threads", integer(1), "CPU threads (default: torch's choice)", changes_numbers=False),
+    Option("dtype", choice("float32", "float64"), "floating-point type", default="float32"),
+    Option("rerun", flag, "start over even if the run is finished", default=False, changes_numbers=False),
+    Option("dry_run", flag, "print the configuration and the cost, and stop", default=False, changes_numbers=False),
+    Option("debug_mode", flag, "only three batches per epoch, to try things out", default=False),
+    Option("eval_only", text, "evaluate a network saved with --save_model; no training", changes_numbers=False),
+)
+
+TRAINING = (
+    Option("n_epochs", integer(1), "epochs per task"),
+    Option("batch_size", integer(1), "images of the stream in a step"),
+    Option("lr", number(0), "learning rate", default=0.03),
+    Option("optim_wd", number(0), "weight decay", default=0.0),
+    Option("optim_mom", number(0, 1), "momentum of SGD", default=0.0),
+    Option("lr_milestones", milestones, "epochs of a task after which the learning rate is multiplied", default=()),
+    Option("lr_factor", number(0), "what it is multiplied by at a milestone", default=0.1),
+    Option(
+        "lr_restart",
+        choice("task", "never"),
+        "the schedule starts again with every task, or its decay adds up over tasks",
+        default="task",
+    ),
+)
+
+OUTPUT = (
+    Option("results_path", text, "folder that runs are written to", default="results", changes_numbers=False),
+    Option("save_model", flag, "write the final network as model.safetensors", default=False, changes_numbers=False),
+    Option("log_every", integer(1), "steps between two lines of the log", default=50, changes_numbers=False),
+    Option("non_verbose", flag, "no progress bar", default=False, changes_numbers=False),
+    Option("notes", text, "a remark to keep in the record", changes_numbers=False),
+    Option("wandb_project", text, "log to this Weights & Biases project", changes_numbers=False),
+    Option("wandb_entity", text, "its user or team", changes_numbers=False),
+)
+
+RULES = (
+    Rule({"n_epochs": 1, "batch_size": 10}, when={"scenario": "online"}),
+    Rule({"n_epochs": 50, "batch_size": 32, "minibatch_size": 32}, when={"scenario": "offline"}),
+)

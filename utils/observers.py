@@ -1,0 +1,134 @@
+"""Observers: what watches a run without touching it. The loop tells each of them where it is and what it measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from utils.arguments import Config
+from utils.files import write_json
+from utils.records import RunFolder
+
+
+class Observer:
+    """Every method is optional. Events are plain dictionaries with at least `step` and `task`."""
+
+    def on_start(self, total_steps: int, done_steps: int) -> None: ...
+
+    def on_step(self, task: int, step: int) -> None: ...
+
+    def on_log(self, event: dict[str, Any]) -> None: ...
+
+    def on_evaluation(self, event: dict[str, Any]) -> None: ...
+
+    def on_end(self, record: dict[str, Any]) -> None: ...
+
+
+class ProgressBar(Observer):
+    """Loss, task, speed and time left on standard error; silent where that is not a terminal."""
+
+    def __init__(self, n_tasks: int):
+        self.n_tasks = n_tasks
+        self.bar = None
+
+    def on_start(self, total_steps, done_steps):
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=total_steps, initial=done_steps, unit="step", dynamic_ncols=True, file=sys.stderr)
+
+    def on_step(self, task, step):
+        self.bar.update()
+
+    def on_log(self, event):
+        self.bar.set_postfix_str(f"task {event['task'] + 1}/{self.n_tasks}, loss {event['loss']:.3f}")
+
+    def on_end(self, record):
+        self.bar.close()
+
+
+class JsonLines(Observer):
+    """metrics.jsonl: one event a line, flushed as it is written."""
+
+    def __init__(self, path: Path):
+        self.file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (held open for the whole run)
+        self.started = time.monotonic()
+
+    def _write(self, kind: str, event: dict[str, Any]) -> None:
+        line = {"event": kind, **event, "seconds": round(time.monotonic() - self.started, 3)}
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+
+    def on_log(self, event):
+        self._write("log", event)
+
+    def on_evaluation(self, event):
+        self._write("evaluation", event)
+
+    def on_end(self, record):
+        self.file.close()
+
+
+class WandbRun(Observer):
+    """Weights & Biases. The run's id comes from its hash, so the same command continues the same page.
+
+    A resumed run repeats the steps since its checkpoint with the same values; a marker beside the log remembers
+    how far this page has come, and those steps are not sent twice.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], *, fresh: bool):
+        import wandb
+
+        self.marker = folder / "wandb.json"
+        state = json.loads(self.marker.read_text()) if self.marker.exists() else {"attempt": 0, "last": [-1, 0]}
+        if fresh:
+            state = {"attempt": state["attempt"] + 1, "last": [-1, 0]}
+        self.state = state
+        name = folder.name
+        suffix = "" if state["attempt"] == 1 else f"-{state['attempt']}"
+        self.run = wandb.init(
+            project=config["wandb_project"],
+            entity=config["wandb_entity"],
+            id=name.rsplit("-", 1)[-1] + suffix,
+            name=name,
+            notes=config["notes"],
+            config=config,
+            dir=os.fspath(folder),
+            resume="allow",
+        )
+
+    def _send(self, kind: int, values: dict[str, Any], step: int) -> None:
+        place = [step, kind]  # an evaluation follows the last log line of its step
+        if place <= self.state["last"]:
+            return
+        self.run.log(values, step=step)
+        self.state["last"] = place
+        write_json(self.marker, self.state)
+
+    def on_log(self, event):
+        self._send(0, {"loss": event["loss"], "task": event["task"], "lr": event["lr"]}, event["step"])
+
+    def on_evaluation(self, event):
+        values = {"task": event["task"]}
+        for setting, row in event["accuracy"].items():
+            values |= {f"{setting}/task_{j + 1}": value for j, value in enumerate(row)}
+            values[f"{setting}/mean"] = event["mean"][setting]
+        self._send(1, values, event["step"])
+
+    def on_end(self, record):
+        for setting, result in record.get("results", {}).items():
+            self.run.summary.update({f"{setting}/{name}": value for name, value in result["metrics"].items()})
+        self.run.finish(exit_code=0 if record["status"] == "finished" else 1)
+
+
+def build_observers(config: Config, n_tasks: int, folder: RunFolder) -> list[Observer]:
+    """Which of them a run has, by its options."""
+    observers: list[Observer] = [JsonLines(folder.log_path)]
+    if sys.stderr.isatty() and not config.non_verbose:
+        observers.append(ProgressBar(n_tasks))
+    if config.wandb_project:
+        observers.append(WandbRun(folder.path, config.values(), fresh=True))
+    return observers

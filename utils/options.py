@@ -1,0 +1,134 @@
+"""What an option is, how its values are checked, and how a default may depend on other choices.
+
+Every owner (the loop, a data set, a model, a norm, a backbone) declares its options beside its code:
+
+    Option("kappa", number(0, 1), "between cumulative (0) and exponential (1) average", default=0.7)
+
+A default is a plain value, `ByFidelity(official, paper)` for a switch on which the paper and the released
+code differ, or `SameAs("batch_size")`. Owners may also set defaults of options that are not theirs, under
+conditions, with `Rule`s; `utils.arguments` is the one place that resolves all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ByFidelity:
+    """A switch: the value that made the published numbers, and the value that the text describes."""
+
+    official: Any
+    paper: Any
+
+    def pick(self, fidelity: str) -> Any:
+        return {"official": self.official, "paper": self.paper}[fidelity]
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """A default taken from another option once that one is resolved."""
+
+    option: str
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str
+    type: Callable[[str], Any]
+    help: str
+    default: Any = None
+    # Does another value of it make other numbers? Only then is it part of a run's identity.
+    changes_numbers: bool = True
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Defaults that hold when every condition does: a value, a tuple of values, or a predicate."""
+
+    values: dict[str, Any]
+    when: dict[str, Any] = field(default_factory=dict)
+
+    def applies(self, config: dict[str, Any]) -> bool:
+        return all(_holds(condition, config.get(name)) for name, condition in self.when.items())
+
+
+def _holds(condition: Any, value: Any) -> bool:
+    if callable(condition):
+        return condition(value)
+    return value in condition if isinstance(condition, tuple) else value == condition
+
+
+def at_least(low: float) -> Callable[[float], bool]:
+    return lambda value: value is not None and value >= low
+
+
+# --- value types: callables from text to value that refuse with a readable line ------------------------------
+
+
+def _refuse(wanted: str, text: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+
+
+def _between(kind: str, low: float, high: float) -> str:
+    if math.isinf(high):
+        return kind if math.isinf(low) else f"{kind} of at least {low}"
+    return f"{kind} from {low} to {high}"
+
+
+def integer(low: float = -math.inf, high: float = math.inf) -> Callable[[str], int]:
+    wanted = _between("a whole number", low, high)
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise _refuse(wanted, text) from None
+        if not low <= value <= high:
+            raise _refuse(wanted, text)
+        return value
+
+    return parse
+
+
+def number(low: float = -math.inf, high: float = math.inf, *, exclusive: bool = False) -> Callable[[str], float]:
+    wanted = _between("a number", low, high) + (", ends excluded" if exclusive else "")
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise _refuse(wanted, text) from None
+        inside = low < value < high if exclusive else low <= value <= high
+        if not (math.isfinite(value) and inside):
+            raise _refuse(wanted, text)
+        return value
+
+    return parse
+
+
+def choice(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise _refuse("one of " + ", ".join(names), text)
+        return text
+
+    parse.names = names
+    return parse
+
+
+def text(value: str) -> str:
+    return value
+
+
+def flag(value: str) -> bool:
+    """Marks an option that takes no value; the parser turns it into `store_true`."""
+    raise AssertionError("a flag has no text to parse")

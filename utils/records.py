@@ -1,0 +1,118 @@
+"""Run folders, identities and records: the same command is the same run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import resource
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from datasets.stream import StreamSpec
+from utils.arguments import Config, identity_options
+from utils.errors import UsageError
+from utils.files import write_json
+
+# Raised when a fix changes results, so that older records are not taken for those of today's code.
+NUMERICS_VERSION = 1
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def run_identity(config: Config, spec: StreamSpec) -> dict[str, Any]:
+    identity = identity_options(config) | {"numerics_version": NUMERICS_VERSION}
+    return identity | ({"data": spec.fingerprint} if spec.fingerprint else {})
+
+
+def run_hash(identity: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def run_name(config: Config, spec: StreamSpec) -> str:
+    """Readable first, exact last: derpp-adab2n-seq-cifar100-online-m2000-s0-<hash>."""
+    words = [config.model, config.norm, config.dataset, config.scenario]
+    if "buffer_size" in config.values():
+        words.append(f"m{config.buffer_size}")
+    return "-".join([*words, f"s{config.seed}", run_hash(run_identity(config, spec))])
+
+
+class RunFolder:
+    """results/runs/<name>/ with config.json, metrics.jsonl, record.json and what else the run leaves."""
+
+    def __init__(self, config: Config, spec: StreamSpec):
+        self.name = run_name(config, spec)
+        self.path = Path(config.results_path) / "runs" / self.name
+        self.record_path = self.path / "record.json"
+        self.log_path = self.path / "metrics.jsonl"
+        self.model_path = self.path / "model.safetensors"
+
+    def create(self, config: Config) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "config.json", config.values())
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.path}: {error.strerror}; set --results_path") from error
+
+    def finished_record(self) -> dict | None:
+        """The record of a finished run; a failed one does not count."""
+        try:
+            record = json.loads(self.record_path.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"cannot read {self.record_path}: {error}; delete it to run again") from error
+        return record if record["status"] == "finished" else None
+
+
+def make_record(folder: RunFolder, config: Config, spec: StreamSpec, status: str, outcome: dict[str, Any]) -> dict:
+    """Everything worth keeping of a run, as plain data. `outcome` holds results and times, or the reason of failure."""
+    record = {
+        "run": folder.name,
+        "status": status,
+        "identity": run_identity(config, spec),
+        "config": config.values(),
+        "data": {"n_tasks": spec.n_tasks, "n_classes": spec.n_classes, "image_shape": spec.image_shape,
+                 "train_sizes": spec.train_sizes, "test_sizes": spec.test_sizes, "mean": spec.mean, "std": spec.std,
+                 "reported_on": "validation split" if getattr(config, "validation", None) else "test set"},
+        **outcome,
+        "environment": environment(config),
+    }  # fmt: skip
+    write_json(folder.record_path, record)
+    return record
+
+
+def environment(config: Config) -> dict[str, Any]:
+    import numpy
+    import torchvision
+
+    cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return {
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "device_type": "cuda" if cuda else "cpu",
+        "num_threads": torch.get_num_threads(),
+        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "peak_cuda_memory_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if cuda else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "numpy": numpy.__version__,
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """The code's commit, marked where files differ from it; None outside a repository."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True, check=True, timeout=20
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+changes" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,87 @@
+"""Names to builders: adding a model, data set, norm or backbone is adding one file.
+
+Each registry imports every module of its package once, on first use; there is no central list.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from utils.errors import UsageError
+from utils.options import Option, Rule
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered thing: how to build it, the options it owns, the defaults it sets for others."""
+
+    name: str
+    build: Callable[..., Any]
+    help: str
+    options: tuple[Option, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    traits: dict[str, Any] = field(default_factory=dict)
+
+
+class Registry:
+    def __init__(self, kind: str, package: str):
+        self.kind = kind
+        self.package = package
+        self._entries: dict[str, Entry] = {}
+        self._loaded = False
+
+    def register(
+        self,
+        name: str,
+        *,
+        help: str = "",
+        options: tuple[Option, ...] = (),
+        rules: tuple[Rule, ...] = (),
+        **traits: Any,
+    ) -> Callable:
+        """Decorator: `@MODELS.register("name", options=(...))` above a class or function."""
+
+        def add(build: Callable) -> Callable:
+            if name in self._entries:
+                other = inspect.getmodule(self._entries[name].build).__name__
+                raise ValueError(f"{self.kind} {name!r} is registered twice: in {other} and in {build.__module__}")
+            line = help or (inspect.getdoc(build) or "").split("\n")[0]
+            self._entries[name] = Entry(name, build, line, options, rules, traits)
+            return build
+
+        return add
+
+    def entries(self) -> dict[str, Entry]:
+        if not self._loaded:
+            package = importlib.import_module(self.package)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{self.package}.{module.name}")
+            self._loaded = True
+        return self._entries
+
+    def names(self) -> list[str]:
+        return sorted(self.entries())
+
+    def get(self, name: str) -> Entry:
+        if name in self.entries():
+            return self.entries()[name]
+        raise UsageError(f"unknown {self.kind} {name!r}{suggestion(name, self.names())}")
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """The close matches and the full list, for the end of an error line."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    meant = f"; did you mean {' or '.join(close)}?" if close else ";"
+    return f"{meant} Known: {', '.join(known)}"
+
+
+MODELS = Registry("model", "models")
+DATASETS = Registry("dataset", "datasets")
+BACKBONES = Registry("backbone", "backbone")
+NORMS = Registry("norm", "backbone.norms")

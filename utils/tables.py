@@ -1,0 +1,56 @@
+"""The tables that people read at the end of a run."""
+
+from __future__ import annotations
+
+TITLES = {"class_il": "Class-IL", "task_il": "Task-IL", "domain_il": "Domain-IL"}
+METRICS = {
+    "faa": "final average accuracy (FAA)",
+    "caa": "average over the run (CAA)",
+    "forgetting": "forgetting",
+    "forgetting_as_published": "forgetting, as in the paper's table",
+    "bwt": "backward transfer (BWT)",
+    "fwt": "forward transfer (FWT)",
+}
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Columns padded to their widest cell: the first to the left, the others to the right."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *numbers]).rstrip())
+    return "\n".join(lines)
+
+
+def accuracy_table(setting: str, matrix: list[list[float | None]]) -> str:
+    """Accuracy (%) on every task (columns) after every task (rows), and the mean over the tasks trained so far."""
+    n_tasks = len(matrix[-1])
+    rows = [[f"{TITLES[setting]} accuracy, %", *(f"task {j + 1}" for j in range(n_tasks)), "mean"]]
+    for i, row in enumerate(matrix):
+        trained = row if len(matrix) == 1 else row[: i + 1]
+        label = "after all tasks" if len(matrix) == 1 else f"after task {i + 1}"
+        cells = [percent(value) if j < len(trained) else "" for j, value in enumerate(row)]
+        rows.append([label, *cells, *[""] * (n_tasks - len(row)), percent(sum(trained) / len(trained))])
+    return aligned(rows)
+
+
+def metrics_table(metrics: dict[str, dict[str, float | None]]) -> str:
+    settings = list(metrics)
+    rows = [["summary, %", *(TITLES[setting] for setting in settings)]]
+    rows += [[title, *(percent(metrics[s][name]) for s in settings)] for name, title in METRICS.items()]
+    return aligned(rows)
+
+
+def run_report(record: dict) -> str:
+    """Everything a finished run prints, but for the last line."""
+    tables = [accuracy_table(setting, result["matrix"]) for setting, result in record["results"].items()]
+    tables.append(metrics_table({setting: result["metrics"] for setting, result in record["results"].items()}))
+    speed = (
+        f"{record['steps']} steps in {record['seconds']:.1f} s of training ({record['steps_per_second']:.1f} steps/s)"
+    )
+    return "\n\n".join([record["run"], *tables, speed])

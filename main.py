@@ -51,6 +51,8 @@ def run(explicit: dict) -> int:
         print(dry_run_report(config, spec, folder))
         return 0
     record = None if config.rerun else folder.finished_record()
+    if record is not None and config.save_model and not folder.model_path.exists():
+        raise UsageError("this run is finished, but its network was not kept: add --rerun to train and save it")
     if record is None:
         record = train(config, spec, folder)
     if record["status"] == "failed":

@@ -92,16 +92,22 @@ class ClassDataset:
         order = class_order(config.class_order_seed, spec.n_classes)
         return Stream(
             spec,
-            in_task_order(raw.train_images, order[raw.train_labels], spec),
-            in_task_order(raw.test_images, order[raw.test_labels], spec),
+            in_task_order(raw.train_images, order[raw.train_labels], spec, spec.train_sizes),
+            in_task_order(raw.test_images, order[raw.test_labels], spec, spec.test_sizes),
             bounds(spec.train_sizes),
             bounds(spec.test_sizes),
         )
 
 
-def in_task_order(images: np.ndarray, labels: np.ndarray, spec: StreamSpec) -> Split:
+def in_task_order(images: np.ndarray, labels: np.ndarray, spec: StreamSpec, sizes: tuple[int, ...]) -> Split:
     """Sorted by task, otherwise as they were, so that a task is one slice."""
-    order = np.argsort(labels // (spec.n_classes // spec.n_tasks), kind="stable")
+    tasks = labels // (spec.n_classes // spec.n_tasks)
+    found = tuple(np.bincount(tasks, minlength=spec.n_tasks).tolist())
+    if found != sizes:
+        raise UsageError(
+            f"the files of {spec.name} hold {found} images for its tasks instead of {sizes}: incomplete data?"
+        )
+    order = np.argsort(tasks, kind="stable")
     return split_of(images[order], labels[order])
 
 

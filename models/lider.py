@@ -40,7 +40,7 @@ def lider_options(alpha_lip: float, beta_lip: float) -> tuple[Option, ...]:
 
 
 def pooling_matrix(size: int, bins: int, like: torch.Tensor) -> torch.Tensor:
-    """(bins, size) averages over the windows of adaptive average pooling; a product, so its gradient is deterministic."""
+    """(bins, size): the windows of adaptive average pooling as a product, whose gradient is deterministic on CUDA."""
     start = np.arange(bins) * size // bins
     stop = -(-(np.arange(bins) + 1) * size // bins)
     inside = (np.arange(size) >= start[:, None]) & (np.arange(size) < stop[:, None])

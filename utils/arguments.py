@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from utils import buffer, loop_options
 from utils.errors import UsageError
 from utils.options import ByFidelity, Option, Rule, SameAs, flag
-from utils.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, suggestion
+from utils.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
 
 SELECTORS = {"model": MODELS, "norm": NORMS, "dataset": DATASETS, "backbone": BACKBONES}
 
@@ -39,7 +39,9 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
     for word in unknown:
         if word.startswith("--"):
             name = word.split("=")[0]
-            raise UsageError(f"unknown flag {name}{suggestion(name, sorted(parser._option_string_actions))}")
+            raise UsageError(
+                f"unknown flag {name}{close_matches(name, list(parser._option_string_actions))} See --help"
+            )
         raise UsageError(f"unexpected argument {word!r}: flags start with --, see --help")
     return vars(explicit)
 
@@ -57,16 +59,14 @@ def build_parser() -> argparse.ArgumentParser:
     for name, registry in SELECTORS.items():
         known = ", ".join(registry.names())
         chosen.add_argument(f"--{name}", metavar="NAME", help=f"{_one(known)}")
-    owners_of: dict[str, list[str]] = {}
-    groups: dict[str, tuple[str, Option]] = {}
+    declared: dict[str, dict[str, dict[str, Option]]] = {}  # title -> flag -> owner -> option
     for title, owner, options in _all_options():
         for option in options:
-            groups.setdefault(option.name, (title, option))
-            owners_of.setdefault(option.name, []).append(owner)
-    made: dict[str, Any] = {}
-    for name, (title, option) in groups.items():
-        group = made.setdefault(title, parser.add_argument_group(title) if title not in made else None)
-        _add(group, option, [owner for owner in owners_of[name] if owner])
+            declared.setdefault(title, {}).setdefault(option.name, {})[owner] = option
+    for title, flags in declared.items():
+        group = parser.add_argument_group(title)
+        for by_owner in flags.values():
+            _add(group, by_owner)
     return parser
 
 
@@ -74,9 +74,14 @@ def _one(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _add(group, option: Option, owners: list[str]) -> None:
+def _add(group, by_owner: dict[str, Option]) -> None:
+    """One flag, which several owners may share, each with its own default."""
+    option = next(iter(by_owner.values()))
     names = getattr(option.type, "names", None)
-    help_ = _one(option.help) + (f" [{', '.join(owners)}]" if owners else "") + _one(_shown_default(option))
+    owners = [owner for owner in by_owner if owner]
+    defaults = {_shown_default(option): owner for owner, option in by_owner.items()}
+    shown = "".join(f"{text} for {owner}" if len(defaults) > 1 else text for text, owner in defaults.items())
+    help_ = _one(option.help + (f" [{', '.join(owners)}]" if owners else "") + shown)
     if option.type is flag:
         group.add_argument(option.flag, action="store_true", help=help_)
         return
@@ -112,7 +117,7 @@ def resolve(explicit: dict[str, Any]) -> Config:
     options = _active_options(entries)
     _refuse_strangers(explicit, options, config)
     _fill_defaults(config, explicit, options, entries)
-    _check_together(config, entries)
+    _check_together(config, explicit, entries)
     return Config(**config)
 
 
@@ -183,7 +188,7 @@ def default_values(options: Iterable[Option], fidelity: str = "official") -> dic
     }
 
 
-def _check_together(config: dict[str, Any], entries: dict[str, Entry]) -> None:
+def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: dict[str, Entry]) -> None:
     if config["wandb_entity"] and not config["wandb_project"]:
         raise UsageError("--wandb_entity needs --wandb_project")
     model, backbone = entries["model"].build, entries["backbone"].build
@@ -191,6 +196,10 @@ def _check_together(config: dict[str, Any], entries: dict[str, Entry]) -> None:
         raise UsageError(
             f"--model {config['model']} compares feature maps, which --backbone {config['backbone']} lacks"
         )
+    if config.get("buffer_mode") == "reservoir":
+        if "ring_quota" in explicit:
+            raise UsageError("--ring_quota needs --buffer_mode ring")
+        config["ring_quota"] = None  # so that a reservoir's run is the same run whatever a preset says of rings
     if config.get("replay_forward") == "auto":
         together = model.always_joint_forward or entries["norm"].traits.get("joint_replay", False)
         config["replay_forward"] = "joint" if together else "separate"

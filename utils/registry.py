@@ -71,14 +71,15 @@ class Registry:
     def get(self, name: str) -> Entry:
         if name in self.entries():
             return self.entries()[name]
-        raise UsageError(f"unknown {self.kind} {name!r}{suggestion(name, self.names())}")
+        raise UsageError(
+            f"unknown {self.kind} {name!r}{close_matches(name, self.names())} Known: {', '.join(self.names())}"
+        )
 
 
-def suggestion(name: str, known: list[str]) -> str:
-    """The close matches and the full list, for the end of an error line."""
+def close_matches(name: str, known: list[str]) -> str:
+    """For the end of an error line: what may have been meant."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    meant = f"; did you mean {' or '.join(close)}?" if close else ";"
-    return f"{meant} Known: {', '.join(known)}"
+    return f"; did you mean {' or '.join(close)}?" if close else "."
 
 
 MODELS = Registry("model", "models")

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 from utils.arguments import Config, build_parser, parse, resolve
 from utils.errors import RunFailed, UsageError
+from utils.files import HeldElsewhere
+from utils.signals import Interrupted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 finished, 1 failed, 2 bad usage."""
+    """Exit code: 0 finished, 1 failed, 2 bad usage, 3 running elsewhere, 130 and 143 stopped by a signal."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if "--help" in words or "-h" in words:
@@ -27,9 +29,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             return run(parse(words))
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return complain(error, 2)
+    except RunFailed as error:
+        return complain(error, 1)
+    except HeldElsewhere as error:
+        return complain(error, 3)
+    except Interrupted as error:
+        return complain(f"stopped by {error}; the same command goes on from the last checkpoint", error.exit_code)
     return 0
+
+
+def complain(what: object, exit_code: int) -> int:
+    print(f"error: {what}", file=sys.stderr)
+    return exit_code
 
 
 def run(explicit: dict) -> int:
@@ -50,11 +62,7 @@ def run(explicit: dict) -> int:
 
         print(dry_run_report(config, spec, folder))
         return 0
-    record = None if config.rerun else folder.finished_record()
-    if record is not None and config.save_model and not folder.model_path.exists():
-        raise UsageError("this run is finished, but its network was not kept: add --rerun to train and save it")
-    if record is None:
-        record = train(config, spec, folder)
+    record = folder.answer(config) or train(config, spec, folder)
     if record["status"] == "failed":
         print(f"error: {record['reason']}", file=sys.stderr)
     else:
@@ -64,35 +72,21 @@ def run(explicit: dict) -> int:
 
 
 def train(config: Config, spec, folder) -> dict:
-    import torch
-
+    """The run itself, under the folder's lock, until it is finished, fails or is told to stop."""
     from utils.build import build_method, build_network, build_stream
-    from utils.device import pick_device
-    from utils.observers import build_observers
-    from utils.records import make_record
-    from utils.saved_model import save_model
+    from utils.device import set_up_device
+    from utils.execution import execute
     from utils.training import Training
 
-    device = pick_device(config.device)
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
-    stream = build_stream(config, spec, device)
+    device = set_up_device(config)
     net = build_network(config, spec, device)
+    stream = build_stream(config, spec, device)
     method = build_method(config, stream.spec, net, device)
-    folder.create(config)
-    observers = build_observers(config, stream.n_train_tasks, folder)
-    status, outcome = "failed", {"reason": "interrupted"}
-    try:
-        outcome = Training(config, stream, net, method, observers).run()
-        status = "finished"
-    except RunFailed as error:
-        outcome = {"reason": str(error)}
-    if config.save_model and status == "finished":
-        save_model(folder.model_path, net, config)
-    record = make_record(folder, config, stream.spec, status, outcome)
-    for observer in observers:
-        observer.on_end(record)
-    return record
+    # Only now is anything written: whatever is wrong with the command has shown by here.
+    with folder.held():
+        if record := folder.answer(config):  # another process finished it in the meantime
+            return record
+        return execute(Training(config, stream, net, method), folder)
 
 
 if __name__ == "__main__":

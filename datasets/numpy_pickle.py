@@ -1,14 +1,70 @@
-"""Reading a stranger's pickle safely: only numpy arrays, their types and plain containers are let in."""
+"""Reading a stranger's pickle safely: plain containers and numpy arrays of numbers or text, and nothing that runs code.
+
+The unpickler admits an exact list of names, and none of them leads to numpy itself: arrays arrive at stand-ins, which
+check type, shape and length before they build the array, because numpy trusts what it unpickles.
+"""
 
 from __future__ import annotations
 
+import math
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from utils.errors import UsageError
+
+PLAIN = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248]|[SU]\d{1,4})")
+
+
+class _Dtype:
+    def __init__(self, code: str, *_align_and_copy: Any):
+        self.code = code
+
+    def __setstate__(self, state: tuple) -> None:
+        order = state[1]  # the rest describes records and objects, which are not admitted
+        self.code = (order if order in ("<", ">") else "") + self.code.lstrip("<>=|")
+
+    def real(self) -> np.dtype:
+        if not isinstance(self.code, str) or not PLAIN.fullmatch(self.code):
+            raise UsageError(f"it holds an array of {self.code!r}, which are neither numbers nor text")
+        return np.dtype(self.code)
+
+
+class _Array:
+    """An array to be: `_reconstruct` makes it empty, `__setstate__` brings its contents."""
+
+    value: np.ndarray | np.generic | None = None
+
+    def __setstate__(self, state: tuple) -> None:
+        _version, shape, dtype, fortran_order, content = state
+        self.fill(content, dtype, shape, "F" if fortran_order else "C")
+
+    def fill(self, content: bytes, dtype: _Dtype, shape: tuple[int, ...], order: str) -> None:
+        if isinstance(content, str):
+            content = content.encode("latin1")  # how files of Python 2 arrive
+        real = dtype.real()
+        if math.prod(shape) * real.itemsize != len(content):
+            raise UsageError("it holds an array whose shape and length disagree")
+        self.value = np.frombuffer(content, real).reshape(shape, order=order)
+
+
+def _reconstruct(_subtype: Any, _shape: Any, _code: Any) -> _Array:
+    return _Array()
+
+
+def _from_buffer(content: bytes, dtype: _Dtype, shape: tuple[int, ...], order: str) -> _Array:
+    array = _Array()
+    array.fill(bytes(content), dtype, shape, order)
+    return array
+
+
+def _scalar(dtype: _Dtype, content: bytes) -> _Array:
+    array = _from_buffer(content, dtype, (1,), "C")
+    array.value = array.value[0]
+    return array
 
 
 def _bytes_of(text: str, encoding: str) -> bytes:
@@ -18,18 +74,16 @@ def _bytes_of(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-# The exact globals that pickled arrays, scalars and dtypes of numpy 1 and 2 refer to. Anything else could run code.
-_ADMITTED = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
+# The names that pickled arrays, scalars and dtypes of numpy 1 and 2 refer to, and what answers to them here.
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): _bytes_of,
-    **{
-        (f"numpy.{core}.multiarray", name): getattr(np._core.multiarray, name)
-        for core in ("core", "_core")
-        for name in ("_reconstruct", "scalar")
-    },
-    **{(f"numpy.{core}.numeric", "_frombuffer"): np._core.numeric._frombuffer for core in ("core", "_core")},
 }
+for _core in ("numpy.core", "numpy._core"):
+    _ADMITTED[f"{_core}.multiarray", "_reconstruct"] = _reconstruct
+    _ADMITTED[f"{_core}.multiarray", "scalar"] = _scalar
+    _ADMITTED[f"{_core}.numeric", "_frombuffer"] = _from_buffer
 
 
 class _NumpyUnpickler(pickle.Unpickler):
@@ -44,17 +98,19 @@ def load_numpy_pickle(path: Path) -> Any:
     try:
         with open(path, "rb") as file:
             # Files of Python 2 hold their bytes as latin-1 text.
-            return _NumpyUnpickler(file, encoding="latin1").load()
+            return _real(_NumpyUnpickler(file, encoding="latin1").load())
     except UsageError as error:
         raise UsageError(f"refused to read {path}: {error}; get the file from a source you trust") from None
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        OSError,
-        ValueError,
-        TypeError,
-        IndexError,
-        AttributeError,
-        KeyError,
-    ) as e:
-        raise UsageError(f"{path} is not a readable pickle of numpy arrays: {e}") from e
+    except Exception as error:  # a damaged pickle can raise almost anything
+        raise UsageError(f"{path} is not a readable pickle of numpy arrays: {error}") from error
+
+
+def _real(value: Any) -> Any:
+    """The value with every stand-in replaced by its array."""
+    if isinstance(value, _Array):
+        return value.value
+    if isinstance(value, _Dtype):
+        return value.real()
+    if isinstance(value, dict):
+        return {_real(key): _real(item) for key, item in value.items()}
+    return type(value)(map(_real, value)) if isinstance(value, list | tuple) else value

@@ -9,7 +9,8 @@ mean and standard deviation come from the training images. Real images without a
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +48,13 @@ OPTIONS = (
 class SeqFolder(ClassDataset):
     name = "seq-folder"
     augmentation = Augmentation(padding=4, flip=True)
+    _files: ImageFiles | None = None
 
     def files(self, config) -> ImageFiles:
-        return list_images(Path(config.base_path), config.train_per_class, config.test_per_class)
+        if self._files is None:
+            cache = Path(config.cache_path or config.base_path)
+            self._files = list_images(Path(config.base_path), cache, config.train_per_class, config.test_per_class)
+        return self._files
 
     def class_sizes(self, config):
         files = self.files(config)
@@ -72,10 +77,10 @@ class SeqFolder(ClassDataset):
 
     def read(self, config) -> RawData:
         files = self.files(config)
-        folder = Path(config.cache_path or config.base_path)
-        cache = folder / f"seq-folder-{files.digest}-{config.image_size}px.safetensors"
+        cache = files.cache / f"seq-folder-{files.digest}-{config.image_size}px.safetensors"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            files.cache.mkdir(parents=True, exist_ok=True)
+            files.keep_digest()
             with waiting_lock(cache.with_suffix(".lock")):  # runs that start together decode once
                 if not cache.is_file():
                     decode_into(cache, files, config.image_size, quiet=config.non_verbose)
@@ -96,19 +101,39 @@ class SeqFolder(ClassDataset):
 
 
 class ImageFiles:
-    """The images of every class, in order of class and file name, and a digest that changes when they do."""
+    """The images of every class, in order of class and file name, and a digest of their contents.
 
-    def __init__(self, classes: list[str], train: list[list[Path]], test: list[list[Path]], root: Path):
-        self.classes, self.train, self.test = classes, train, test
+    Reading them all for the digest takes a while, so it is kept in the cache folder under a digest of names, sizes
+    and times of change.
+    """
+
+    def __init__(self, root: Path, cache: Path, train: list[list[Path]], test: list[list[Path]]):
+        self.root, self.cache, self.train, self.test = root, cache, train, test
+
+    def _paths(self) -> Iterator[tuple[str, Path]]:
+        return ((str(path.relative_to(self.root)), path) for paths in (*self.train, *self.test) for path in paths)
+
+    @cached_property
+    def _digest_path(self) -> Path:
+        stats = ((name, path.stat()) for name, path in self._paths())
+        seen = "".join(f"{name} {stat.st_size} {stat.st_mtime_ns}\n" for name, stat in stats)
+        return self.cache / f"seq-folder-{hashlib.sha256(seen.encode()).hexdigest()[:16]}.digest"
+
+    @cached_property
+    def digest(self) -> str:
+        if self._digest_path.is_file():
+            return self._digest_path.read_text()
         digest = hashlib.sha256()
-        for paths in (*train, *test):
-            for path in paths:
-                digest.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode())
-        self.digest = digest.hexdigest()[:16]
+        for name, path in self._paths():
+            digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        return digest.hexdigest()[:16]
+
+    def keep_digest(self) -> None:
+        if not self._digest_path.is_file():
+            write_atomically(self._digest_path, lambda file: file.write(self.digest.encode()))
 
 
-@lru_cache(maxsize=4)
-def list_images(root: Path, train_limit: int | None, test_limit: int | None) -> ImageFiles:
+def list_images(root: Path, cache: Path, train_limit: int | None, test_limit: int | None) -> ImageFiles:
     for part in ("train", "test"):
         if not (root / part).is_dir():
             raise UsageError(
@@ -124,7 +149,7 @@ def list_images(root: Path, train_limit: int | None, test_limit: int | None) -> 
         part: [_images_in(root / part / name, limit) for name in classes]
         for part, limit in (("train", train_limit), ("test", test_limit))
     }
-    return ImageFiles(classes, parts["train"], parts["test"], root)
+    return ImageFiles(root, cache, parts["train"], parts["test"])
 
 
 def _images_in(folder: Path, limit: int | None) -> list[Path]:
@@ -160,10 +185,19 @@ def decode(path: Path, size: int) -> np.ndarray:
 
     try:
         with Image.open(path) as image:
-            rgb = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError) as error:
+            rgb = ImageOps.fit(_rgb(image), (size, size), Image.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UsageError(f"cannot read the image {path}: {error}; repair or remove it") from error
     return np.asarray(rgb).transpose(2, 0, 1)
+
+
+def _rgb(image):
+    """Pillow would cut 16-bit shades at 255; they are scaled instead."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
+    return image.convert("RGB")
 
 
 def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

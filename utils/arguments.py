@@ -59,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name, registry in SELECTORS.items():
         known = ", ".join(registry.names())
         chosen.add_argument(f"--{name}", metavar="NAME", help=f"{_one(known)}")
+    chosen.add_argument("--list", nargs="*", metavar="WHAT", help="what is registered: models, norms, ..., switches")
     declared: dict[str, dict[str, dict[str, Option]]] = {}  # title -> flag -> owner -> option
     for title, owner, options in _all_options():
         for option in options:

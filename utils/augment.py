@@ -18,9 +18,16 @@ from utils.random import generator
 class Augment:
     """`augment(images, stream, step)` for training, `augment.normalize(images)` for testing."""
 
-    def __init__(self, spec: StreamSpec, seed: int, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self,
+        spec: StreamSpec,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        layout: torch.memory_format = torch.contiguous_format,
+    ):
         self.padding, self.flip = spec.augmentation.padding, spec.augmentation.flip
-        self.seed = seed
+        self.seed, self.layout = seed, layout
         shape = (1, -1, 1, 1)
         mean, std = (np.array(values).reshape(shape) for values in (spec.mean, spec.std))
         # (x / 255 - mean) / std as one multiplication and one addition
@@ -28,7 +35,7 @@ class Augment:
         self.shift = torch.tensor(-mean / std, dtype=dtype, device=device)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(self.shift, images.to(self.scale.dtype), self.scale)
+        return torch.addcmul(self.shift, images.to(self.scale.dtype, memory_format=self.layout), self.scale)
 
     def __call__(self, images: torch.Tensor, stream: str, step: int) -> torch.Tensor:
         if self.padding or self.flip:

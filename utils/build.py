@@ -9,6 +9,7 @@ from datasets.stream import StreamSpec
 from utils.arguments import Config
 from utils.augment import Augment
 from utils.buffer import Buffer, build_policy
+from utils.device import memory_format
 from utils.errors import UsageError
 from utils.random import torch_seed
 from utils.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry
@@ -44,12 +45,18 @@ def build_network(config: Config, spec: StreamSpec, device: torch.device) -> tor
         torch.manual_seed(torch_seed(config.seed, "init"))
         factory = NormFactory(norm, owned(norm, config))
         net = backbone.build(spec.image_shape, spec.n_classes, factory, **owned(backbone, config))
-    return net.to(device, getattr(torch, config.dtype))
+    net.norms.check_device(device)
+    return net.to(device, getattr(torch, config.dtype), memory_format=memory_format(config.channels_last, device))
+
+
+def build_augment(config: Config, spec: StreamSpec, device: torch.device) -> Augment:
+    layout = memory_format(config.channels_last, device)
+    return Augment(spec, config.seed, device, getattr(torch, config.dtype), layout)
 
 
 def build_method(config: Config, spec: StreamSpec, net: torch.nn.Module, device: torch.device):
     method, dtype = MODELS.get(config.model).build, getattr(torch, config.dtype)
-    augment = Augment(spec, config.seed, device, dtype)
+    augment = build_augment(config, spec, device)
     buffer = None
     if method.uses_buffer:
         buffer = Buffer(config, spec, device, logits_dtype=dtype if method.stores_logits else None)

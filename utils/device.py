@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import numpy as np
 import torch
 
 from utils.errors import UsageError
+
+# Measured by `python -m scripts.bench step`.
+CHANNELS_LAST_IS_FASTER_ON = ("cpu",)
 
 
 def device_name(text: str) -> str:
@@ -28,6 +32,24 @@ def pick_device(name: str) -> torch.device:
             f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices; use --device auto"
         )
     return device
+
+
+def set_up_device(config) -> torch.device:
+    """The run's device, with threads and determinism as asked for."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    if config.deterministic:
+        # cuBLAS reads this when it is first used.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    return pick_device(config.device)
+
+
+def memory_format(channels_last: str, device: torch.device) -> torch.memory_format:
+    """The layout of activations that `--channels_last` names."""
+    wanted = channels_last == "yes" or (channels_last == "auto" and device.type in CHANNELS_LAST_IS_FASTER_ON)
+    return torch.channels_last if wanted else torch.contiguous_format
 
 
 def to_device(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,3 +46,32 @@ def waiting_lock(path: Path) -> Iterator[None]:
     with open(path, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+class HeldElsewhere(Exception):
+    """Somebody else holds the lock; the text says who."""
+
+
+class OwnedLock:
+    """A lock on a folder for the life of a process, with a file beside it that names its owner."""
+
+    def __init__(self, folder: Path):
+        self.owner_path = folder / "owner.json"
+        self.file = open(folder / "lock", "a")  # noqa: SIM115 (held open: closing it releases the lock)
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.file.close()
+            raise HeldElsewhere(self._owner()) from None
+        write_json(self.owner_path, {"host": socket.gethostname(), "pid": os.getpid()})
+
+    def _owner(self) -> str:
+        try:
+            owner = json.loads(self.owner_path.read_text())
+            return f"process {owner['pid']} on {owner['host']}"
+        except (OSError, ValueError, KeyError):
+            return "another process"
+
+    def release(self) -> None:
+        self.owner_path.unlink(missing_ok=True)
+        self.file.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from utils.checkpoints import Interval, interval
 from utils.device import device_name
 from utils.options import Option, Rule, choice, flag, integer, number, text
 
@@ -33,6 +34,13 @@ RUN = (
     ),
     Option("device", device_name, "auto, cpu, cuda or cuda:N", default="auto", changes_numbers=False),
     Option("num_threads", integer(1), "CPU threads (default: torch's choice)", changes_numbers=False),
+    Option(
+        "deterministic",
+        flag,
+        "same bits on CUDA too, at some cost in speed; a CPU always gives them",
+        default=False,
+        changes_numbers=False,
+    ),
     Option("dtype", choice("float32", "float64"), "floating-point type", default="float32"),
     Option("rerun", flag, "start over even if the run is finished", default=False, changes_numbers=False),
     Option("dry_run", flag, "print the configuration and the cost, and stop", default=False, changes_numbers=False),
@@ -41,6 +49,13 @@ RUN = (
 )
 
 TRAINING = (
+    Option(
+        "channels_last",
+        choice("auto", "yes", "no"),
+        "memory layout of activations; equal up to rounding, auto takes the faster one for the device",
+        default="auto",
+        changes_numbers=False,
+    ),
     Option("n_epochs", integer(1), "epochs per task"),
     Option("batch_size", integer(1), "images of the stream in a step"),
     Option("lr", number(0), "learning rate", default=0.03),
@@ -58,6 +73,13 @@ TRAINING = (
 
 OUTPUT = (
     Option("results_path", text, "folder that runs are written to", default="results", changes_numbers=False),
+    Option(
+        "checkpoint_every",
+        interval,
+        "time (300s, 5m) or number of steps between checkpoints, beside those at task ends",
+        default=Interval(seconds=300),
+        changes_numbers=False,
+    ),
     Option("save_model", flag, "write the final network as model.safetensors", default=False, changes_numbers=False),
     Option("log_every", integer(1), "steps between two lines of the log", default=50, changes_numbers=False),
     Option("non_verbose", flag, "no progress bar", default=False, changes_numbers=False),

@@ -27,6 +27,15 @@ class Observer:
 
     def on_end(self, record: dict[str, Any]) -> None: ...
 
+    def on_stop(self) -> None:
+        """The process ends before the run does."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold so that the observer can go on from there; plain types and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
 
 class ProgressBar(Observer):
     """Loss, task, speed and time left on standard error; silent where that is not a terminal."""
@@ -47,20 +56,38 @@ class ProgressBar(Observer):
         self.bar.set_postfix_str(f"task {event['task'] + 1}/{self.n_tasks}, loss {event['loss']:.3f}")
 
     def on_end(self, record):
-        self.bar.close()
+        self.on_stop()
+
+    def on_stop(self):
+        if self.bar:
+            self.bar.close()
 
 
 class JsonLines(Observer):
-    """metrics.jsonl: one event a line, flushed as it is written."""
+    """metrics.jsonl: one event a line, each in one unbuffered write, so that a crash leaves whole lines.
+
+    A run that starts afresh starts a new file; a resumed one first drops the lines after its checkpoint.
+    """
 
     def __init__(self, path: Path):
-        self.file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (held open for the whole run)
+        self.path = path
+        self.file = None
+        self.position = 0
         self.started = time.monotonic()
+
+    def on_start(self, total_steps, done_steps):
+        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (held open for the whole run)
+        self.file.truncate(self.position)
 
     def _write(self, kind: str, event: dict[str, Any]) -> None:
         line = {"event": kind, **event, "seconds": round(time.monotonic() - self.started, 3)}
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+        self.position += self.file.write(json.dumps(line).encode() + b"\n")
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
 
     def on_log(self, event):
         self._write("log", event)
@@ -69,7 +96,8 @@ class JsonLines(Observer):
         self._write("evaluation", event)
 
     def on_end(self, record):
-        self.file.close()
+        if self.file:
+            self.file.close()
 
 
 class WandbRun(Observer):
@@ -83,8 +111,9 @@ class WandbRun(Observer):
         import wandb
 
         self.marker = folder / "wandb.json"
-        state = json.loads(self.marker.read_text()) if self.marker.exists() else {"attempt": 0, "last": [-1, 0]}
-        if fresh:
+        known = self.marker.exists()
+        state = json.loads(self.marker.read_text()) if known else {"attempt": 0}
+        if fresh or not known:
             state = {"attempt": state["attempt"] + 1, "last": [-1, 0]}
         self.state = state
         name = folder.name
@@ -123,12 +152,15 @@ class WandbRun(Observer):
             self.run.summary.update({f"{setting}/{name}": value for name, value in result["metrics"].items()})
         self.run.finish(exit_code=0 if record["status"] == "finished" else 1)
 
+    def on_stop(self):
+        self.run.finish(exit_code=1)
 
-def build_observers(config: Config, n_tasks: int, folder: RunFolder) -> list[Observer]:
+
+def build_observers(config: Config, n_tasks: int, folder: RunFolder, *, fresh: bool) -> list[Observer]:
     """Which of them a run has, by its options."""
     observers: list[Observer] = [JsonLines(folder.log_path)]
     if sys.stderr.isatty() and not config.non_verbose:
         observers.append(ProgressBar(n_tasks))
     if config.wandb_project:
-        observers.append(WandbRun(folder.path, config.values(), fresh=True))
+        observers.append(WandbRun(folder.path, config.values(), fresh=fresh))
     return observers

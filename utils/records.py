@@ -7,6 +7,8 @@ import json
 import platform
 import resource
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import torch
 
 from datasets.stream import StreamSpec
 from utils.arguments import Config, identity_options
-from utils.errors import UsageError
-from utils.files import write_json
+from utils.errors import RunFailed, UsageError
+from utils.files import HeldElsewhere, OwnedLock, write_json
 
 # Raised when a fix changes results, so that older records are not taken for those of today's code.
 NUMERICS_VERSION = 1
@@ -49,22 +51,43 @@ class RunFolder:
         self.log_path = self.path / "metrics.jsonl"
         self.model_path = self.path / "model.safetensors"
 
-    def create(self, config: Config) -> None:
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """For this process alone; raises HeldElsewhere if another has it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.path / "config.json", config.values())
+            lock = OwnedLock(self.path)
         except OSError as error:
             raise UsageError(f"cannot write to {self.path}: {error.strerror}; set --results_path") from error
+        except HeldElsewhere as error:
+            raise HeldElsewhere(f"{self.name} is being run by {error}") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def begin(self, config: Config) -> None:
+        """Say what runs here; the record of an earlier attempt no longer holds."""
+        write_json(self.path / "config.json", plain(config))
+        self.record_path.unlink(missing_ok=True)
+
+    def answer(self, config: Config) -> dict | None:
+        """The record, if the run is finished and nothing more is asked for."""
+        record = None if config.rerun else self.finished_record()
+        if record is not None and config.save_model and not self.model_path.exists():
+            raise UsageError("this run is finished, but its network was not kept: add --rerun to train and save it")
+        return record
 
     def finished_record(self) -> dict | None:
         """The record of a finished run; a failed one does not count."""
         try:
             record = json.loads(self.record_path.read_text())
-        except FileNotFoundError:
+            finished = record["status"] == "finished"
+        except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError) as error:
-            raise UsageError(f"cannot read {self.record_path}: {error}; delete it to run again") from error
-        return record if record["status"] == "finished" else None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"cannot read {self.record_path}: {error!r}; delete it, or --rerun") from error
+        return record if finished else None
 
 
 def make_record(folder: RunFolder, config: Config, spec: StreamSpec, status: str, outcome: dict[str, Any]) -> dict:
@@ -73,15 +96,27 @@ def make_record(folder: RunFolder, config: Config, spec: StreamSpec, status: str
         "run": folder.name,
         "status": status,
         "identity": run_identity(config, spec),
-        "config": config.values(),
+        "config": plain(config),
         "data": {"n_tasks": spec.n_tasks, "n_classes": spec.n_classes, "image_shape": spec.image_shape,
                  "train_sizes": spec.train_sizes, "test_sizes": spec.test_sizes, "mean": spec.mean, "std": spec.std,
                  "reported_on": "validation split" if getattr(config, "validation", None) else "test set"},
         **outcome,
         "environment": environment(config),
     }  # fmt: skip
-    write_json(folder.record_path, record)
+    try:
+        write_json(folder.record_path, record)
+    except OSError as error:
+        if status == "finished":
+            raise RunFailed(f"cannot write {folder.record_path}: {error.strerror}") from error
+        record["reason"] += f" (and no room for a record: {error.strerror})"
     return record
+
+
+def plain(config: Config) -> dict[str, Any]:
+    return {
+        name: value if isinstance(value, int | float | str | tuple | None) else str(value)
+        for name, value in config.values().items()
+    }
 
 
 def environment(config: Config) -> dict[str, Any]:

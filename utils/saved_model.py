@@ -8,9 +8,8 @@ from pathlib import Path
 import torch
 
 from utils.arguments import SELECTORS, Config, identity_options, resolve
-from utils.augment import Augment
-from utils.build import build_network, build_spec, build_stream
-from utils.device import pick_device
+from utils.build import build_augment, build_network, build_spec, build_stream
+from utils.device import set_up_device
 from utils.errors import UsageError
 from utils.evaluation import accuracies
 from utils.files import write_atomically
@@ -21,8 +20,7 @@ def save_model(path: Path, net: torch.nn.Module, config: Config) -> None:
     from safetensors.torch import save
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
-    identity = {name: value for name, value in identity_options(config).items() if value is not None}
-    content = save(tensors, metadata={"config": json.dumps(identity)})
+    content = save(tensors, metadata={"config": json.dumps(identity_options(config))})
     write_atomically(path, lambda file: file.write(content))
 
 
@@ -45,15 +43,16 @@ def evaluate_saved(explicit: dict) -> int:
     for name, value in explicit.items():
         if name in made_by and _plain(value) != made_by[name]:
             raise UsageError(f"--{name} {value} contradicts {path}, which was made with {made_by[name]}: leave it out")
-    config = resolve({name: _from_json(value) for name, value in made_by.items()} | explicit)
-    device = pick_device(config.device)
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    config = resolve({name: _from_json(value) for name, value in made_by.items() if value is not None} | explicit)
+    device = set_up_device(config)
     spec = build_spec(config)
     stream = build_stream(config, spec, device)
     net = build_network(config, spec, device)
-    net.load_state_dict(tensors)
-    augment = Augment(stream.spec, config.seed, device, getattr(torch, config.dtype))
+    try:
+        net.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise UsageError(f"{path} does not fit its own configuration: {' '.join(str(error).split())}") from error
+    augment = build_augment(config, stream.spec, device)
     results = accuracies(net, stream, range(spec.n_tasks), augment)
     print(f"{path}: {', '.join(f'{name} {getattr(config, name)}' for name in SELECTORS)}")
     for setting, row in results.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -14,11 +14,13 @@ from torch import nn
 from datasets.stream import Split, Stream
 from models.method import CURRENT, Method, Output, Part, Place
 from utils import metrics
+from utils.checkpoints import Checkpoints
 from utils.device import to_device
-from utils.errors import RunFailed
+from utils.errors import TOO_FEW_VALUES, RunFailed
 from utils.evaluation import accuracies
 from utils.observers import Observer
 from utils.random import generator
+from utils.signals import Signals
 
 DEBUG_BATCHES = 3
 
@@ -66,14 +68,44 @@ def forward_parts(net: nn.Module, parts: dict[str, Part], *, joint: bool) -> dic
     return {name: Output(own[0], list(own[1:])) for name, own in zip(parts, pieces, strict=True)}
 
 
+class Stopwatch:
+    """Seconds spent, over all the processes that a run may take."""
+
+    def __init__(self):
+        self.before, self.started = 0.0, None
+
+    def start(self) -> None:
+        self.started = time.monotonic()
+
+    def stop(self) -> None:
+        self.before, self.started = self.seconds(), None
+
+    def seconds(self) -> float:
+        return self.before + (0.0 if self.started is None else time.monotonic() - self.started)
+
+
 class Training:
-    def __init__(self, config, stream: Stream, net: nn.Module, method: Method, observers: Sequence[Observer] = ()):
+    """A run from its first step, or from a checkpoint's, to its results."""
+
+    def __init__(
+        self,
+        config,
+        stream: Stream,
+        net: nn.Module,
+        method: Method,
+        observers: Sequence[Observer] = (),
+        checkpoints: Checkpoints | None = None,
+        signals: Signals | None = None,
+    ):
         self.config, self.stream, self.net, self.method = config, stream, net, method
-        self.observers = observers
+        self.observers, self.checkpoints = observers, checkpoints
+        self.signals = signals or Signals()
         self.cursor = Cursor()
+        self.tasks_begun = 0
+        self.thread_counts = [torch.get_num_threads()]
         self.untrained: dict[str, list[float]] = {}
         self.rows: dict[str, list[list[float]]] = {}
-        self.seconds = 0.0
+        self.training_time, self.wall_time = Stopwatch(), Stopwatch()
         device = next(net.parameters()).device
         # Losses since the last log line stay on the device; reading them is the only wait of the loop.
         self.losses = torch.zeros(config.log_every, dtype=torch.float64, device=device)
@@ -82,24 +114,27 @@ class Training:
 
     # --- the run ----------------------------------------------------------------------------------------------
 
-    def run(self) -> dict:
-        """Train through the stream; returns results as plain data."""
-        started = time.monotonic()
-        self.untrained = self._evaluate(range(self.stream.spec.n_tasks))
-        self.method.prepare(self.stream)
-        self._build_optimizer()
+    def run(self, state: dict | None = None) -> dict:
+        """Train through the stream, from a checkpoint's state if there is one; returns results as plain data."""
+        self.wall_time.start()
+        if state is None:
+            self.untrained = self._evaluate(range(self.stream.spec.n_tasks))
+            self.method.prepare(self.stream)
+            self.build_optimizer()
+        else:
+            self.load_state_dict(state)
         self._tell("on_start", self.n_steps(), self.cursor.step)
         while self.cursor.task < self.stream.n_train_tasks:
             self._train_task()
             self._evaluate_task()
             self.cursor = Cursor(task=self.cursor.task + 1, step=self.cursor.step)
-        return self._outcome(time.monotonic() - started)
+        return self._outcome()
 
     def n_steps(self) -> int:
         bounds = self.stream.train_bounds
         return total_steps(self.config, [stop - start for start, stop in pairwise(bounds)])
 
-    def _build_optimizer(self) -> None:
+    def build_optimizer(self) -> None:
         groups = [{"params": list(self.net.parameters())}]
         if own := self.method.parameters():
             groups.append({"params": own})
@@ -107,19 +142,35 @@ class Training:
             groups, lr=self.config.lr, momentum=self.config.optim_mom, weight_decay=self.config.optim_wd
         )
 
+    def begin_task(self, task: int) -> None:
+        self._grow()
+        self.method.begin_task(task)
+
+    def _grow(self) -> None:
+        """The network's own preparations for one more task; parameters that come with it join the optimizer."""
+        if grown := self.net.begin_task():
+            self.optimizer.add_param_group({"params": grown})
+        self.tasks_begun += 1
+
     def _train_task(self) -> None:
-        cursor, task = self.cursor, self.cursor.task
-        data = self.stream.train(task)
+        cursor = self.cursor
+        data = self.stream.train(cursor.task)
         if (cursor.epoch, cursor.batch) == (0, 0):
-            if grown := self.net.begin_task():
-                self.optimizer.add_param_group({"params": grown})
-            self.method.begin_task(task)
-        started = time.monotonic()
+            self.begin_task(cursor.task)
+        self.training_time.start()
         self.net.train()
-        while cursor.epoch < self.config.n_epochs:
-            self._train_epoch(data)
-            cursor.epoch, cursor.batch = cursor.epoch + 1, 0
-        self.seconds += time.monotonic() - started
+        with self.signals.held():
+            while cursor.epoch < self.config.n_epochs:
+                self._train_epoch(data)
+                cursor.epoch, cursor.batch = cursor.epoch + 1, 0
+        self.training_time.stop()
+        self._checkpoint_after_task()
+
+    def _checkpoint_after_task(self) -> None:
+        """Before the evaluation, which a resumed run then repeats. The last task's is followed by the record."""
+        if self.checkpoints and self.cursor.step > self.checkpoints.last_step:
+            self._save()
+        self.signals.check()
 
     def _train_epoch(self, data: Split) -> None:
         config, cursor = self.config, self.cursor
@@ -133,14 +184,25 @@ class Training:
             chosen = slice(cursor.batch * config.batch_size, (cursor.batch + 1) * config.batch_size)
             index = order_on_device[chosen]
             images, labels = data.images.index_select(0, index), data.labels.index_select(0, index)
-            self._train_step(Split(images, labels, data.labels_host[order[chosen]]))
+            self._explained_step(Split(images, labels, data.labels_host[order[chosen]]))
             cursor.batch += 1
             cursor.step += 1
             self._tell("on_step", cursor.task, cursor.step)
             if self.unread == config.log_every or cursor.batch == n_batches:
                 self._log(lr)
+            if self.checkpoints and (self.signals.received or self.checkpoints.due(cursor.step)):
+                self._save()
+            self.signals.check()
 
-    def _train_step(self, batch: Split) -> None:
+    def _explained_step(self, batch: Split) -> None:
+        try:
+            self.train_step(batch)
+        except ValueError as error:
+            if TOO_FEW_VALUES not in str(error):
+                raise
+            raise RunFailed(f"{error}: choose a --batch_size that leaves no batch of one image") from error
+
+    def train_step(self, batch: Split) -> None:
         place = Place(self.cursor.task, self.cursor.step)
         parts = self.method.parts(batch, place)
         penalty_weight = self.net.begin_step(place.task, self.method.replayed(parts))
@@ -155,18 +217,65 @@ class Training:
         self.losses[self.unread] = loss.detach()
         self.unread += 1
 
+    # --- stopping and going on ---------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        self._check_losses()
+        with self.signals.held():
+            self.checkpoints.save(self.cursor.step, self.state_dict())
+
+    def state_dict(self) -> dict:
+        """Everything that the rest of the run depends on; randomness is addressed by the cursor and needs no state."""
+        return {
+            "cursor": asdict(self.cursor),
+            "tasks_begun": self.tasks_begun,
+            "thread_counts": self.thread_counts,
+            "net": dict(self.net.state_dict()),
+            "optimizer": self.optimizer.state_dict(),
+            "method": self.method.state_dict(),
+            "buffer": None if self.method.buffer is None else self.method.buffer.state_dict(),
+            "untrained": self.untrained,
+            "rows": self.rows,
+            "losses": self.losses[: self.unread].tolist(),
+            "observers": {type(observer).__name__: observer.state_dict() for observer in self.observers},
+            "training_seconds": self.training_time.seconds(),
+            "wall_seconds": self.wall_time.seconds(),
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        self.method.load_state_dict(state["method"])
+        self.build_optimizer()
+        for _ in range(state["tasks_begun"]):
+            self._grow()
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.method.buffer is not None:
+            self.method.buffer.load_state_dict(state["buffer"])
+        self.cursor = Cursor(**state["cursor"])
+        self.untrained, self.rows = state["untrained"], state["rows"]
+        self.unread = len(state["losses"])
+        self.losses[: self.unread] = torch.tensor(state["losses"], dtype=self.losses.dtype)
+        for observer in self.observers:
+            observer.load_state_dict(state["observers"].get(type(observer).__name__, {}))
+        self.training_time.before, self.wall_time.before = state["training_seconds"], state["wall_seconds"]
+
     # --- what is measured --------------------------------------------------------------------------------------
 
-    def _log(self, lr: float) -> None:
+    def _check_losses(self) -> np.ndarray:
+        """The losses since the last log line; a run that has diverged ends here and is never saved."""
         losses = self.losses[: self.unread].cpu().numpy()
-        first = self.cursor.step - self.unread
+        if np.isfinite(losses).all():
+            return losses
+        bad = int(np.flatnonzero(~np.isfinite(losses))[0])
+        step = self.cursor.step - self.unread + bad + 1
+        raise RunFailed(
+            f"the loss became {losses[bad]} at step {step}, task {self.cursor.task + 1}: "
+            "the run diverged; a smaller --lr may help"
+        )
+
+    def _log(self, lr: float) -> None:
+        losses = self._check_losses()
         self.unread = 0
-        if not np.isfinite(losses).all():
-            bad = int(np.flatnonzero(~np.isfinite(losses))[0])
-            raise RunFailed(
-                f"the loss became {losses[bad]} at step {first + bad + 1}, task {self.cursor.task + 1}: "
-                f"the run diverged; a smaller --lr may help"
-            )
         event = {"step": self.cursor.step, "task": self.cursor.task, "epoch": self.cursor.epoch}
         self._tell("on_log", event | {"loss": float(losses.mean()), "lr": lr})
 
@@ -184,7 +293,7 @@ class Training:
         means = {setting: metrics.mean(row[:trained]) for setting, row in results.items()}
         self._tell("on_evaluation", {"step": self.cursor.step, "task": task, "accuracy": results, "mean": means})
 
-    def _outcome(self, wall_seconds: float) -> dict:
+    def _outcome(self) -> dict:
         results = {}
         for setting, rows in self.rows.items():
             n_tasks = self.stream.spec.n_tasks
@@ -197,9 +306,9 @@ class Training:
         return {
             "results": results,
             "steps": self.cursor.step,
-            "seconds": self.seconds,
-            "wall_seconds": wall_seconds,
-            "steps_per_second": self.cursor.step / self.seconds,
+            "seconds": self.training_time.seconds(),
+            "wall_seconds": self.wall_time.seconds(),
+            "steps_per_second": self.cursor.step / self.training_time.seconds(),
         }
 
     def _tell(self, what: str, *arguments) -> None:

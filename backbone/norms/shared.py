@@ -16,6 +16,9 @@ from utils.options import Option
 class SharedNormState(nn.Module):
     options: tuple[Option, ...] = ()
 
+    def check_device(self, device: torch.device) -> None:
+        """Refuse a device that these norms cannot run on."""
+
     def begin_task(self) -> list[nn.Parameter]:
         """One more task has been seen; returns parameters that came into being with it."""
         return []

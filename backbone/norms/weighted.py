@@ -5,58 +5,84 @@
 With w_n = 1/N and c_n = mu this is Batch Normalization (Eq. 2 of the paper); task weights make it AdaB2N's
 (Eq. 14). The work falls in three: moments of every sample (heavy, reads the activation), the small
 differentiable part that turns moments and weights into mu and sigma2 (every switch lives there), and the
-normalization itself (heavy).
+normalization itself (heavy). This is the reference form, in plain tensor operations; `fused` computes the same
+numbers with BN's memory traffic.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class SampleWeights:
+class SampleWeights(NamedTuple):
     """How much every sample of a batch counts.
 
     weights: (N,) non-negative, differentiable; None means 1/N each.
-    same_task: (N, N) matrix that averages over the samples of one's own task. Given, the variance is the
+    same_task: (N, N) symmetric matrix that averages over the samples of one's own task. Given, the variance is the
         mixture of within-task variances; None, it is taken about the mixture's mean.
+    balanced_affine: the gradients of gamma and beta weigh sample n by N w_n too (TBBN).
     """
 
     weights: torch.Tensor | None = None
     same_task: torch.Tensor | None = None
+    balanced_affine: bool = False
 
 
 UNIFORM = SampleWeights()
 
 
+class Normalized(NamedTuple):
+    out: torch.Tensor
+    mu: torch.Tensor  # (C,)
+    sigma2: torch.Tensor  # (C,)
+    sample_mean: torch.Tensor  # (N, C), without gradient
+    sample_var: torch.Tensor
+
+
+def compute_dtype(a: torch.Tensor) -> torch.dtype:
+    """Statistics of half-precision activations are taken in float32."""
+    return torch.promote_types(a.dtype, torch.float32)
+
+
 def sample_moments(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and (biased) variance over space of every sample and channel: two (N, C) tensors."""
-    flat = a.flatten(2) if a.dim() > 2 else a.unsqueeze(2)
+    flat = a.reshape(a.shape[0], a.shape[1], -1)
     mean = flat.mean(2)
     return mean, (flat - mean.unsqueeze(2)).square().mean(2)
 
 
+def filled_weights(by: SampleWeights, like: torch.Tensor) -> torch.Tensor:
+    return like.new_full(like.shape[:1], 1 / like.shape[0]) if by.weights is None else by.weights
+
+
 def weighted_statistics(mean: torch.Tensor, var: torch.Tensor, by: SampleWeights) -> tuple[torch.Tensor, torch.Tensor]:
     """(N, C) sample moments to (C,) statistics. mean_hw((a_n - c)^2) is var_n + (mean_n - c)^2."""
-    weights = mean.new_full((mean.shape[0],), 1 / mean.shape[0]) if by.weights is None else by.weights
+    weights = filled_weights(by, mean)
     mu = weights @ mean
     center = mu if by.same_task is None else by.same_task @ mean
     return mu, weights @ (var + (mean - center).square())
 
 
-def normalize(
-    a: torch.Tensor, mu: torch.Tensor, sigma2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, eps: float
-) -> torch.Tensor:
-    shape = (1, -1) + (1,) * (a.dim() - 2)
-    scale = gamma * torch.rsqrt(sigma2 + eps)
-    return (a - mu.view(shape)) * scale.view(shape) + beta.view(shape)
+def reference(a: torch.Tensor, by: SampleWeights, gamma: torch.Tensor, beta: torch.Tensor, eps: float) -> Normalized:
+    """Differentiable in the activation, the weights, gamma and beta, also through mu and sigma2."""
+    dtype = a.dtype
+    a = a.to(compute_dtype(a))
+    space = (1,) * (a.dim() - 2)
+    mean, var = sample_moments(a)
+    mu, sigma2 = weighted_statistics(mean, var, by)
+    unit = (a - mu.view(1, -1, *space)) * torch.rsqrt(sigma2 + eps).view(1, -1, *space)
+    if by.balanced_affine:
+        out = unit * gamma.detach().view(1, -1, *space) + beta.detach().view(1, -1, *space)
+        out = out + _balanced_affine_gradient(unit, filled_weights(by, mean), gamma, beta)
+    else:
+        out = unit * gamma.view(1, -1, *space) + beta.view(1, -1, *space)
+    return Normalized(out.to(dtype), mu, sigma2, mean.detach(), var.detach())
 
 
-def weighted_batch_norm(
-    a: torch.Tensor, by: SampleWeights, gamma: torch.Tensor, beta: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(output, mu, sigma2), differentiable in the activation, the weights, gamma and beta."""
-    mu, sigma2 = weighted_statistics(*sample_moments(a), by)
-    return normalize(a, mu, sigma2, gamma, beta, eps), mu, sigma2
+def _balanced_affine_gradient(unit, weights, gamma, beta) -> torch.Tensor:
+    """Zero in value; its gradient to gamma and beta weighs sample n by N w_n."""
+    space = (1,) * (unit.dim() - 2)
+    gamma, beta = ((p - p.detach()).view(1, -1, *space) for p in (gamma, beta))
+    return (unit.detach() * gamma + beta) * (len(weights) * weights.detach()).view(-1, 1, *space)

@@ -1,0 +1,52 @@
+"""Relatives of BN from the literature on the same primitive: `bnt`, `tbbn` and `cma`."""
+
+from __future__ import annotations
+
+from backbone.norms.batch_norm import MOMENTUM
+from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Tasks, WeightedBatchNorm
+from backbone.norms.weighted import SampleWeights
+from utils.registry import NORMS
+
+
+class BalancedRunning(BatchNormFamily):
+    """BNT (Zhou et al. 2022): trains like BN; every task of a batch counts the same in the running statistics."""
+
+    def momentum(self) -> float:
+        return MOMENTUM
+
+    def weigh_for_running(self, tasks: Tasks) -> list[SampleWeights]:
+        return [SampleWeights(tasks.balanced())] * len(self.layers)
+
+
+class BalancedThroughout(BatchNormFamily):
+    """TBBN (Cha et al. 2023): task-balanced statistics, and task-balanced gradients of the scale and shift."""
+
+    def momentum(self) -> float:
+        return MOMENTUM
+
+    def weigh(self, tasks: Tasks) -> list[SampleWeights]:
+        return [SampleWeights(tasks.balanced(), balanced_affine=True)] * len(self.layers)
+
+
+class CumulativeAverage(BatchNormFamily):
+    """CMA (Corollary 4 of the paper): BN whose running statistics are the mean over all batches."""
+
+    unbiased_running_var = True
+
+    def momentum(self) -> float:
+        return 1 / (self.updates + 1)
+
+
+@NORMS.register("bnt", help="BN with task-balanced running statistics", options=(NORM_IMPL,), shared=BalancedRunning)
+def bnt(channels, *, spatial, shared):
+    return WeightedBatchNorm(channels, shared)
+
+
+@NORMS.register("tbbn", help="task-balanced batch normalization", options=(NORM_IMPL,), shared=BalancedThroughout)
+def tbbn(channels, *, spatial, shared):
+    return WeightedBatchNorm(channels, shared)
+
+
+@NORMS.register("cma", help="BN with a cumulative moving average", options=(NORM_IMPL,), shared=CumulativeAverage)
+def cma(channels, *, spatial, shared):
+    return WeightedBatchNorm(channels, shared)

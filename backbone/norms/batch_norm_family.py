@@ -1,0 +1,165 @@
+"""The batch-norm family on the weighted primitive: one layer, and the state its layers share in a network.
+
+A member is a subclass of `BatchNormFamily` that says how samples are weighted, for normalizing and for the running
+statistics, and with which momentum the latter move. Weights, momentum and running updates are computed once per
+forward for all layers.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from torch import nn
+
+from backbone.norms.fused import fused
+from backbone.norms.group_norm import EPS
+from backbone.norms.shared import SharedNormState
+from backbone.norms.weighted import UNIFORM, Normalized, SampleWeights, reference, weighted_statistics
+from utils.device import to_device
+from utils.errors import TOO_FEW_VALUES, UsageError
+from utils.options import Option, choice
+
+NORM_IMPL = Option(
+    "norm_impl",
+    choice("auto", "reference", "fused", "triton"),
+    "how the batch-norm family computes: plain operations, one fused function, or Triton kernels; "
+    "auto: triton on CUDA, else fused",
+    default="auto",
+    changes_numbers=False,  # equal up to rounding, as devices and thread counts are
+)
+
+
+def weighted_batch_norm(a, by: SampleWeights, gamma, beta, eps: float, impl: str = "auto") -> Normalized:
+    """The primitive in the implementation that `--norm_impl` names."""
+    if impl == "reference":
+        return reference(a, by, gamma, beta, eps)
+    if impl == "triton" or (impl == "auto" and a.is_cuda):
+        from backbone.norms.triton_passes import TritonPasses
+
+        return fused(a, by, gamma, beta, eps, TritonPasses)
+    return fused(a, by, gamma, beta, eps)
+
+
+class BatchNormFamily(SharedNormState):
+    """Shared by the layers of one network. As it stands, every sample counts the same."""
+
+    options: tuple[Option, ...] = (NORM_IMPL,)
+    unbiased_running_var = False
+    running_var_start = 1.0
+
+    def __init__(self, *, norm_impl: str):
+        super().__init__()
+        self.impl = norm_impl
+        self.layers: list[WeightedBatchNorm] = []  # a plain list: the network owns the layers
+        self.updates = 0
+        self._weights: list[SampleWeights] = []
+        self._running_weights: list[SampleWeights] | None = None
+        self._statistics: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def check_device(self, device: torch.device) -> None:
+        if self.impl == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise UsageError("--norm_impl triton needs a CUDA device (or TRITON_INTERPRET=1, for tests); use auto")
+
+    # --- what a member decides ---------------------------------------------------------------------------------
+
+    def momentum(self) -> float:
+        """Of the next running update. On the host: reading it never waits for a device."""
+        raise NotImplementedError
+
+    def weigh(self, tasks: Tasks) -> list[SampleWeights]:
+        """The weights of every layer in a batch with samples of these tasks."""
+        return [UNIFORM] * len(self.layers)
+
+    def weigh_for_running(self, tasks: Tasks) -> list[SampleWeights] | None:
+        """The same for the running statistics; None means that they take the normalizing ones."""
+        return None
+
+    # --- the course of a forward -------------------------------------------------------------------------------
+
+    def begin_forward(self, inputs: torch.Tensor, tasks: np.ndarray | None) -> None:
+        self._statistics = {}
+        if tasks is None:
+            self._weights, self._running_weights = [UNIFORM] * len(self.layers), None
+            return
+        known = Tasks(np.asarray(tasks), self.layers[0].weight)
+        self._weights, self._running_weights = self.weigh(known), self.weigh_for_running(known)
+
+    def normalize(self, layer: WeightedBatchNorm, a: torch.Tensor) -> torch.Tensor:
+        index = layer.index
+        done = weighted_batch_norm(a, self._weights[index], layer.weight, layer.bias, EPS, self.impl)
+        mu, sigma2 = done.mu, done.sigma2
+        if self._running_weights is not None:
+            mu, sigma2 = weighted_statistics(done.sample_mean, done.sample_var, self._running_weights[index])
+        if self.unbiased_running_var:
+            count = a.numel() // a.shape[1]
+            sigma2 = sigma2 * (count / (count - 1))
+        self._statistics[index] = (mu, sigma2)
+        return done.out
+
+    def end_forward(self) -> None:
+        means, variances = zip(*(self._statistics[layer.index] for layer in self.layers), strict=True)
+        self._statistics = {}
+        batch = [statistic.detach() for statistic in (*means, *variances)]
+        torch._foreach_lerp_(self.running_statistics(), batch, self.momentum())
+        self.updates += 1
+        self.after_update([*means, *variances])
+
+    def running_statistics(self) -> list[torch.Tensor]:
+        return [layer.running_mean for layer in self.layers] + [layer.running_var for layer in self.layers]
+
+    def after_update(self, batch: list[torch.Tensor]) -> None:
+        """The running statistics have moved towards these (differentiable) ones of the batch."""
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.tensor([self.updates], dtype=torch.float64)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.updates = int(state[0])
+
+
+class Tasks:
+    """The tasks of a batch: host counts, and the (samples, tasks) matrix of shares on the device."""
+
+    def __init__(self, tasks: np.ndarray, like: torch.Tensor):
+        self.of_sample, self.like = tasks, like
+        self.counts = np.bincount(tasks)
+        present = np.maximum(self.counts, 1)
+        #: 1 / N_t where sample n is of task t, else 0
+        self.share = (tasks[:, None] == np.arange(len(self.counts))) / present
+
+    def balanced(self) -> torch.Tensor:
+        """(N,) weights with which every present task counts the same."""
+        return self.on_device(self.share.sum(1) / np.count_nonzero(self.counts))
+
+    def same_task(self) -> torch.Tensor:
+        """(N, N) average over the samples of one's own task."""
+        return self.on_device(self.share @ (self.share > 0).T)
+
+    def on_device(self, array: np.ndarray) -> torch.Tensor:
+        return to_device(array, self.like)
+
+
+class WeightedBatchNorm(nn.Module):
+    """One layer: scale, shift and running statistics."""
+
+    def __init__(self, channels: int, shared: BatchNormFamily):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.full((channels,), shared.running_var_start))
+        self.index = len(shared.layers)
+        shared.layers.append(self)
+        object.__setattr__(self, "shared", shared)  # a reference, not a submodule: the network owns it once
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            if a.numel() == a.shape[1]:
+                # In the words of torch's own layers, so that one place can explain both.
+                raise ValueError(f"{TOO_FEW_VALUES} when training, got input size {tuple(a.shape)}")
+            return self.shared.normalize(self, a)
+        # Until the first batch the statistics are those of an untrained layer, wherever the variance starts.
+        var = self.running_var if self.shared.updates else torch.ones_like(self.running_var)
+        return nn.functional.batch_norm(a, self.running_mean, var, self.weight, self.bias, training=False, eps=EPS)

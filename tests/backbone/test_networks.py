@@ -1,0 +1,165 @@
+"""Networks: sizes, features, and that the seed alone decides their weights."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backbone.mlp import MLP
+from backbone.norms import norm_factory
+from backbone.resnet18 import ResNet18
+from tests.helpers import CPU, make_spec, run_config
+from utils.build import build_network
+from utils.registry import NORMS
+
+
+class RecordingFactory:
+    """A norm factory that keeps what it was asked for, and the layers it gave."""
+
+    def __init__(self, name: str = "bn"):
+        self.inner = norm_factory(name)
+        self.shared = self.inner.shared
+        self.asked: list[tuple[int, tuple[int, ...]]] = []
+        self.layers: list[nn.Module] = []
+
+    def __call__(self, channels, *, spatial):
+        self.asked.append((channels, spatial))
+        self.layers.append(self.inner(channels, spatial=spatial))
+        return self.layers[-1]
+
+
+def small_resnet(size: int, stem: str = "auto", factory=None) -> ResNet18:
+    return ResNet18((3, size, size), 10, factory or norm_factory("bn"), num_filters=4, stem=stem)
+
+
+def images(size: int, count: int = 2) -> torch.Tensor:
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def test_resnet18_has_20_norm_layers():
+    factory = RecordingFactory()
+    small_resnet(32, factory=factory)
+    widths = [channels for channels, _ in factory.asked]
+    assert widths == [4] * 5 + [8] * 5 + [16] * 5 + [32] * 5
+
+
+def test_resnet18_is_the_usual_one_for_cifar():
+    net = ResNet18((3, 32, 32), 10, norm_factory("bn"), num_filters=64, stem="auto")
+    assert sum(p.numel() for p in net.parameters()) == 11_173_962
+    assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == 20
+
+
+@pytest.mark.parametrize(
+    ("size", "sides"),
+    [
+        (16, [16, 16, 8, 4, 2]),
+        (32, [32, 32, 16, 8, 4]),
+        (33, [33, 33, 17, 9, 5]),
+        (84, [84, 84, 42, 21, 11]),
+        (224, [112, 56, 28, 14, 7]),
+    ],
+)
+def test_resnet18_output_and_feature_shapes(size, sides):
+    net = small_resnet(size)
+    logits, features = net.forward_features(images(size))
+    assert logits.shape == (2, 10)
+    channels = [4, 4, 8, 16, 32]
+    assert [f.shape for f in features] == [(2, c, side, side) for c, side in zip(channels, sides, strict=True)]
+
+
+def test_the_stem_can_be_chosen():
+    assert small_resnet(32, stem="7x7").forward_features(images(32))[1][1].shape == (2, 4, 8, 8)
+    assert small_resnet(128, stem="3x3").forward_features(images(128))[1][1].shape == (2, 4, 128, 128)
+
+
+def test_features_are_taken_before_the_relu():
+    net = small_resnet(16)
+    given, returned = {}, {}
+
+    def record(module, inputs, output):
+        given[module], returned[module] = inputs[0], output
+
+    sources = [net.norm1, *(stage[1] for stage in net.stages)]
+    for module in (*sources, *(stage[0] for stage in net.stages)):
+        module.register_forward_hook(record)
+    logits, features = net.forward_features(images(16))
+    for feature, source in zip(features, sources, strict=True):
+        assert feature is returned[source]
+        assert (feature < 0).float().mean() > 0.05
+    for stage, feature in zip(net.stages, features, strict=False):
+        assert torch.equal(given[stage[0]], F.relu(feature))
+    assert torch.equal(logits, net.classifier(F.relu(features[4]).mean((2, 3))))
+
+
+@pytest.mark.parametrize("size", [32, 33, 84, 129, 224])
+def test_norms_are_told_the_size_they_see(size):
+    factory = RecordingFactory()
+    net = small_resnet(size, factory=factory)
+    seen = {}
+
+    def record(module, inputs, output):
+        seen[module] = (inputs[0].shape[1], tuple(inputs[0].shape[2:]))
+
+    for layer in factory.layers:
+        layer.register_forward_hook(record)
+    net(images(size))
+    assert [seen[layer] for layer in factory.layers] == factory.asked
+
+
+def test_sizes_of_an_image_that_is_not_square():
+    factory = RecordingFactory("ln")
+    net = ResNet18((3, 16, 41), 10, factory, num_filters=4, stem="auto")
+    logits = net(torch.randn(2, 3, 16, 41))
+    assert logits.shape == (2, 10)
+    assert factory.asked[-1] == (32, (2, 6))
+
+
+def test_mlp_shapes_and_parameters():
+    factory = RecordingFactory()
+    net = MLP((1, 28, 28), 10, factory, hidden=128)
+    logits, features = net.forward_features(torch.randn(5, 1, 28, 28))
+    assert logits.shape == (5, 10)
+    assert features == []
+    assert factory.asked == [(128, ())] * 2
+    linear = (784 * 128 + 128) + (128 * 128 + 128) + (128 * 10 + 10)
+    assert sum(p.numel() for p in net.parameters()) == linear + 2 * 2 * 128
+
+
+def linear_weights(net: nn.Module) -> list[torch.Tensor]:
+    return [p for m in net.modules() if isinstance(m, nn.Conv2d | nn.Linear) for p in m.parameters()]
+
+
+@pytest.mark.parametrize("norm", NORMS.names())
+def test_the_seed_alone_decides_the_weights(norm):
+    spec = make_spec(image_shape=(3, 16, 16))
+    net = build_network(run_config(norm=norm, backbone="resnet18", seed=3), spec, CPU)
+    with_bn = build_network(run_config(norm="bn", backbone="resnet18", seed=3), spec, CPU)
+    other_seed = build_network(run_config(norm=norm, backbone="resnet18", seed=4), spec, CPU)
+    mine = linear_weights(net)
+    assert len(mine) == 22
+    for weight, same, other in zip(mine, linear_weights(with_bn), linear_weights(other_seed), strict=True):
+        assert torch.equal(weight, same)
+        assert not torch.equal(weight, other)
+
+
+@pytest.mark.parametrize("norm", NORMS.names())
+def test_building_leaves_the_global_generator_alone(norm):
+    torch.manual_seed(11)
+    expected = torch.rand(4)
+    torch.manual_seed(11)
+    first = build_network(run_config(norm=norm, backbone="resnet18"), make_spec(image_shape=(3, 16, 16)), CPU)
+    assert torch.equal(torch.rand(4), expected)
+    again = build_network(run_config(norm=norm, backbone="resnet18"), make_spec(image_shape=(3, 16, 16)), CPU)
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_a_forward_in_eval_mode_leaves_the_norms_alone():
+    net = build_network(run_config(norm="adab2n", backbone="resnet18"), make_spec(image_shape=(3, 16, 16)), CPU)
+    net.begin_task()
+    net(images(16))
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    net.eval()
+    net(images(16, count=3))
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, before[name]), name

@@ -1,0 +1,59 @@
+"""What all tests share: one thread, and whole commands run in process."""
+
+import contextlib
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import main
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended. `record` is what its last line on standard output points to."""
+
+    code: int
+    stdout: str
+    stderr: str
+    record: dict[str, Any] | None
+    folder: Path | None
+
+
+def call(argv: list[str]) -> Finished:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main.main(argv)
+    last = (out.getvalue().splitlines() or [""])[-1]
+    record = folder = None
+    if last.startswith("record: "):
+        path = Path(last.removeprefix("record: "))
+        record, folder = json.loads(path.read_text()), path.parent
+    return Finished(code, out.getvalue(), err.getvalue(), record, folder)
+
+
+def runner(results: Path) -> Callable[..., Finished]:
+    """`run(*words)`: the words as flags of one command, with results below `results`."""
+
+    def run(*words: str) -> Finished:
+        return call([*words, "--results_path", str(results), "--num_threads", "1", "--non_verbose"])
+
+    return run
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Where runs are written; does not exist until one is."""
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def run_main(results):
+    return runner(results)

@@ -1,0 +1,206 @@
+"""CIFAR-10 and CIFAR-100 from small archives in the real on-disk format."""
+
+import hashlib
+import pickle
+import tarfile
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+import torchvision
+
+from datasets import cifar
+from datasets.seq_cifar10 import SeqCifar10
+from datasets.seq_cifar100 import SeqCifar100
+from utils.arguments import resolve
+from utils.errors import UsageError
+
+TRAIN_IMAGES, TEST_IMAGES = {"seq-cifar10": 50, "seq-cifar100": 200}, {"seq-cifar10": 20, "seq-cifar100": 100}
+READER = {"seq-cifar10": torchvision.datasets.CIFAR10, "seq-cifar100": torchvision.datasets.CIFAR100}
+DATASET = {"seq-cifar10": SeqCifar10, "seq-cifar100": SeqCifar100}
+
+
+class Small:
+    """A small CIFAR: its images and labels, and its files under `root`."""
+
+    def __init__(self, name, root):
+        self.name, self.reader = name, READER[name]
+        self.folder = root / self.reader.__name__
+        self.base_path = root
+        n_classes = DATASET[name].n_classes
+        draw = np.random.default_rng(5)
+        self.images, self.labels = {}, {}
+        for part, count in (("train", TRAIN_IMAGES[name]), ("test", TEST_IMAGES[name])):
+            self.images[part] = draw.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8)
+            self.labels[part] = draw.permutation(np.arange(count) % n_classes)
+
+    def write(self, drop=0):
+        """The extracted files; `drop` images are missing from the last training file."""
+        folder = self.folder / self.reader.base_folder
+        folder.mkdir(parents=True)
+        key = "labels" if self.name == "seq-cifar10" else "fine_labels"
+        for part, names in (("train", self.reader.train_list), ("test", self.reader.test_list)):
+            pieces = zip(
+                np.array_split(self.images[part], len(names)),
+                np.array_split(self.labels[part], len(names)),
+                strict=True,
+            )
+            for (file, _), (images, labels) in zip(names, pieces, strict=True):
+                if drop and part == "train":
+                    images, labels = images[:-drop], labels[:-drop]
+                content = {"data": images.reshape(len(images), -1), key: labels.tolist(), "coarse_labels": None}
+                (folder / file).write_bytes(pickle.dumps(content, protocol=2))
+        names = [f"class {k}" for k in range(DATASET[self.name].n_classes)]
+        (folder / self.reader.meta["filename"]).write_bytes(pickle.dumps({self.reader.meta["key"]: names}, protocol=2))
+
+    def pack(self):
+        """Only the archive is left."""
+        folder = self.folder / self.reader.base_folder
+        with tarfile.open(self.folder / self.reader.filename, "w:gz") as archive:
+            archive.add(folder, arcname=folder.name)
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+
+    def expect_checksums(self, monkeypatch):
+        folder = self.folder / self.reader.base_folder
+
+        def checksum(path):
+            return hashlib.md5(path.read_bytes()).hexdigest()
+
+        for parts in ("train_list", "test_list"):
+            listed = [[name, checksum(folder / name)] for name, _ in getattr(self.reader, parts)]
+            monkeypatch.setattr(self.reader, parts, listed)
+        meta = self.reader.meta
+        monkeypatch.setattr(self.reader, "meta", meta | {"md5": checksum(folder / meta["filename"])})
+
+    def config(self, **flags):
+        return resolve({"model": "sgd", "dataset": self.name, "base_path": str(self.base_path), **flags})
+
+    def stream(self, **flags):
+        dataset, config = DATASET[self.name](), self.config(**flags)
+        return dataset.stream(config, dataset.spec(config))
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+
+
+@pytest.fixture(params=["seq-cifar10", "seq-cifar100"])
+def small(request, tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar, "TRAIN_IMAGES", TRAIN_IMAGES[request.param])
+    monkeypatch.setattr(cifar, "TEST_IMAGES", TEST_IMAGES[request.param])
+    return Small(request.param, tmp_path)
+
+
+def check_content(small, stream, place):
+    """Every image of every class arrives, in the files' order, under the label that `place` gives its class."""
+    for part in ("train", "test"):
+        data = getattr(stream, f"{part}_data")
+        for label in range(DATASET[small.name].n_classes):
+            mine = data.images[data.labels == int(place[label])].numpy()
+            assert np.array_equal(mine, small.images[part][small.labels[part] == label])
+
+
+def test_pixels_and_labels_of_the_extracted_files_arrive(small, monkeypatch):
+    small.write()
+    small.expect_checksums(monkeypatch)
+    stream = small.stream()
+    check_content(small, stream, np.arange(DATASET[small.name].n_classes))
+    assert stream.spec.n_tasks == {"seq-cifar10": 5, "seq-cifar100": 20}[small.name]
+    assert stream.spec.image_shape == stream.train_data.images.shape[1:] == (3, 32, 32)
+
+
+def test_labels_follow_the_class_order(small, monkeypatch):
+    small.write()
+    small.expect_checksums(monkeypatch)
+    n_classes = DATASET[small.name].n_classes
+    place = np.random.default_rng(42 + 3).permutation(n_classes)
+    stream = small.stream(seed=3)
+    check_content(small, stream, place)
+    per_task = n_classes // stream.spec.n_tasks
+    for task in range(stream.spec.n_tasks):
+        assert stream.train(task).labels.unique().tolist() == list(range(task * per_task, (task + 1) * per_task))
+
+
+def test_archive_is_verified_and_extracted(small, monkeypatch):
+    small.write()
+    small.expect_checksums(monkeypatch)
+    small.pack()
+    archive = small.folder / small.reader.filename
+    monkeypatch.setattr(small.reader, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
+    check_content(small, small.stream(), np.arange(DATASET[small.name].n_classes))
+    assert (small.folder / small.reader.base_folder).is_dir()
+
+
+def test_damaged_file_without_network_names_folder_and_flag(small, monkeypatch):
+    small.write()
+    small.expect_checksums(monkeypatch)
+    victim = small.folder / small.reader.base_folder / small.reader.train_list[-1][0]
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        small.stream()
+    message = str(caught.value)
+    assert str(small.folder) in message
+    assert "--base_path" in message
+    assert "no network" in message
+    assert "\n" not in message
+
+
+def test_damaged_archive_is_not_extracted(small, monkeypatch):
+    small.write()
+    small.expect_checksums(monkeypatch)
+    small.pack()
+    monkeypatch.setattr(small.reader, "tgz_md5", "0" * 32)
+    with pytest.raises(UsageError, match="--base_path"):
+        small.stream()
+    assert not (small.folder / small.reader.base_folder).exists()
+
+
+def test_missing_files_without_network_say_what_to_put_where(small):
+    with pytest.raises(UsageError) as caught:
+        small.stream()
+    for words in (small.reader.filename, small.reader.base_folder, str(small.folder), "--base_path"):
+        assert words in str(caught.value)
+
+
+def test_incomplete_data_are_refused(small, monkeypatch):
+    small.write(drop=1)
+    small.expect_checksums(monkeypatch)
+    with pytest.raises(UsageError, match="incomplete data"):
+        small.stream()
+
+
+def test_missing_data_are_one_line_and_exit_code_2(run_main, results, tmp_path):
+    finished = run_main("--model", "sgd", "--dataset", "seq-cifar10", "--base_path", str(tmp_path / "none"))
+    assert finished.code == 2
+    assert finished.stdout == ""
+    (line,) = finished.stderr.splitlines()
+    assert str(tmp_path / "none" / "CIFAR10") in line
+    assert not results.exists()
+
+
+def test_reading_prints_nothing(small, monkeypatch, capsys):
+    small.write()
+    small.expect_checksums(monkeypatch)
+    small.stream()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["seq-cifar10", "seq-cifar100"])
+def test_facts_of_the_full_data_set(name):
+    dataset = DATASET[name]()
+    spec = dataset.spec(resolve({"model": "sgd", "dataset": name}))
+    assert sum(spec.train_sizes) == 50_000
+    assert sum(spec.test_sizes) == 10_000
+    assert len(set(spec.train_sizes)) == 1
+    assert (spec.augmentation.padding, spec.augmentation.flip) == (4, True)
+    assert spec.mean == {"seq-cifar10": (0.4914, 0.4822, 0.4465), "seq-cifar100": (0.5071, 0.4867, 0.4408)}[name]
+    assert spec.std == {"seq-cifar10": (0.2470, 0.2435, 0.2615), "seq-cifar100": (0.2675, 0.2565, 0.2761)}[name]

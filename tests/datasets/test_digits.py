@@ -1,0 +1,109 @@
+"""`seq-digits`: what its constants claim of scikit-learn's digits, and how a class split becomes a stream."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from datasets.seq_digits import IMAGES_PER_DIGIT, SeqDigits
+from utils.arguments import resolve
+from utils.random import class_order
+
+
+def config(**flags):
+    return resolve({"model": "sgd", "dataset": "seq-digits", **flags})
+
+
+def stream(**flags):
+    options = config(**flags)
+    dataset = SeqDigits()
+    return dataset.stream(options, dataset.spec(options))
+
+
+def test_sizes_of_the_classes_are_those_of_the_files():
+    raw = SeqDigits().read(config())
+    train, test = (np.bincount(labels) for labels in (raw.train_labels, raw.test_labels))
+    assert (train + test).tolist() == IMAGES_PER_DIGIT.tolist()
+    claimed_train, claimed_test = SeqDigits().class_sizes(config())
+    assert train.tolist() == claimed_train.tolist()
+    assert test.tolist() == claimed_test.tolist() == [36, 37, 36, 37, 37, 37, 37, 36, 35, 36]
+
+
+def test_images_are_the_digits_doubled_in_size():
+    raw, digits = SeqDigits().read(config()), load_digits()
+    assert raw.train_images.dtype == raw.test_images.dtype == np.uint8
+    assert raw.train_images.shape[1:] == raw.test_images.shape[1:] == (1, 16, 16)
+    first_test = digits.images[np.flatnonzero(digits.target == raw.test_labels[0])[0]]
+    assert np.array_equal(raw.test_images[0, 0, ::2, ::2], np.round(first_test / 16 * 255))
+    for shifted in (raw.test_images[:, :, 1::2, ::2], raw.test_images[:, :, ::2, 1::2]):
+        assert np.array_equal(shifted, raw.test_images[:, :, ::2, ::2])
+
+
+def test_no_image_is_lost_or_in_both_splits():
+    raw, digits = SeqDigits().read(config()), load_digits()
+    both = np.concatenate([raw.train_images, raw.test_images])[:, 0, ::2, ::2].reshape(-1, 64)
+    wanted = np.round(digits.images / 16 * 255).reshape(-1, 64)
+    assert sorted(map(bytes, both)) == sorted(map(bytes, wanted.astype(np.uint8)))
+
+
+def test_mean_and_std_are_those_of_the_training_images():
+    images = SeqDigits().read(config()).train_images / 255
+    assert images.mean() == pytest.approx(SeqDigits.mean[0], abs=1e-3)
+    assert images.std() == pytest.approx(SeqDigits.std[0], abs=1e-3)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+@pytest.mark.parametrize("n_tasks", [2, 5, 10])
+def test_tasks_have_classes_of_their_own(seed, n_tasks):
+    found = stream(seed=seed, n_tasks=n_tasks)
+    per_task = 10 // n_tasks
+    assert found.n_train_tasks == found.spec.n_tasks == n_tasks
+    for task in range(n_tasks):
+        own = list(range(task * per_task, (task + 1) * per_task))
+        for split, sizes in ((found.train(task), found.spec.train_sizes), (found.test(task), found.spec.test_sizes)):
+            assert split.labels.unique().tolist() == own
+            assert split.labels.tolist() == split.labels_host.tolist()
+            assert len(split) == len(split.images) == sizes[task]
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_tasks_are_views_of_one_tensor(part):
+    found = stream()
+    whole = getattr(found, f"{part}_data").images
+    start = whole.data_ptr()
+    for task in range(5):
+        images = getattr(found, part)(task).images
+        assert images.dtype == torch.uint8
+        assert images.data_ptr() == start
+        start += images.nbytes
+    assert start == whole.data_ptr() + whole.nbytes
+
+
+@pytest.mark.parametrize("seed", [1, 2, 30])
+def test_class_order_follows_the_published_formula(seed):
+    raw, shuffled = SeqDigits().read(config()), stream(class_order_seed=seed)
+    place = np.random.default_rng(42 + seed).permutation(10)
+    assert class_order(seed, 10).tolist() == place.tolist()
+    for digit in range(10):
+        task = place[digit] // 2
+        split = shuffled.train(task)
+        mine = split.images[split.labels == int(place[digit])].numpy()
+        assert np.array_equal(mine, raw.train_images[raw.train_labels == digit])
+
+
+def test_seed_zero_keeps_the_order_of_the_digits():
+    raw, kept = SeqDigits().read(config()), stream(seed=0)
+    assert class_order(0, 10).tolist() == list(range(10))
+    assert np.array_equal(
+        np.sort(kept.train(3).labels_host), np.sort(raw.train_labels[np.isin(raw.train_labels, [6, 7])])
+    )
+    inside = np.isin(raw.train_labels, [6, 7])
+    assert np.array_equal(kept.train(3).images.numpy(), raw.train_images[inside])
+
+
+def test_merged_stream_trains_on_everything_and_tests_task_by_task():
+    apart = stream()
+    merged = apart.merged()
+    assert merged.n_train_tasks == 1
+    assert len(merged.train(0)) == sum(apart.spec.train_sizes)
+    assert [len(merged.test(task)) for task in range(5)] == list(apart.spec.test_sizes)

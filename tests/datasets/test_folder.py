@@ -1,0 +1,380 @@
+"""`seq-folder`: any tree of images; what is decoded, cached and refused."""
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from datasets import seq_folder
+from datasets.seq_folder import SeqFolder
+from utils.arguments import resolve
+from utils.errors import UsageError
+
+CLASSES = ("ant", "bee", "cat", "dog")
+
+
+def pixels(seed, shape=(8, 8, 3)):
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def save(path, array, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path, **options)
+
+
+def fill(root, train=3, test=2, seed=0):
+    """PNG images of 8x8 pixels; returns them by (part, class)."""
+    content = {}
+    for part, count in (("train", train), ("test", test)):
+        for name in CLASSES:
+            images = [pixels((seed, len(part), ord(name[0]), k)) for k in range(count)]
+            for k, image in enumerate(images):
+                save(root / part / name / f"{k}.png", image)
+            content[part, name] = np.stack(images)
+    return content
+
+
+def config(root, **flags):
+    flags = {"n_tasks": 2, "image_size": 8, "non_verbose": True, **flags}
+    return resolve({"model": "sgd", "dataset": "seq-folder", "base_path": str(root), **flags})
+
+
+def stream(root, **flags):
+    dataset, options = SeqFolder(), config(root, **flags)
+    return dataset.stream(options, dataset.spec(options))
+
+
+def caches(folder):
+    return sorted(folder.glob("seq-folder-*.safetensors"))
+
+
+def refusal(root, **flags):
+    with pytest.raises(UsageError) as caught:
+        stream(root, **flags)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- what arrives ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_png_of_the_right_size_arrives_pixel_by_pixel(tmp_path, seed):
+    content = fill(tmp_path)
+    found = stream(tmp_path, class_order_seed=seed)
+    place = np.random.default_rng(42 + seed).permutation(4) if seed else np.arange(4)
+    for part, data in (("train", found.train_data), ("test", found.test_data)):
+        for label, name in enumerate(CLASSES):
+            mine = data.images[data.labels == int(place[label])].numpy()
+            assert np.array_equal(mine.transpose(0, 2, 3, 1), content[part, name])
+
+
+def test_mean_and_std_are_those_of_the_training_images(tmp_path):
+    content = fill(tmp_path)
+    spec = stream(tmp_path).spec
+    images = np.concatenate([content["train", name] for name in CLASSES]) / 255
+    assert spec.mean == pytest.approx(images.mean((0, 1, 2)), abs=1e-9)
+    assert spec.std == pytest.approx(images.std((0, 1, 2)), abs=1e-9)
+
+
+def test_other_sizes_are_resized_and_the_middle_is_kept(tmp_path):
+    fill(tmp_path)
+    wide = np.zeros((16, 48, 3), dtype=np.uint8)
+    wide[:, 16:32] = (200, 100, 50)
+    save(tmp_path / "train/ant/0.png", wide)
+    image = stream(tmp_path).train_data.images[0].numpy()
+    assert image.shape == (3, 8, 8)
+    assert (image[:, :, 1:-1] == np.array([200, 100, 50])[:, None, None]).all()
+
+
+def test_small_images_are_enlarged(tmp_path):
+    fill(tmp_path)
+    save(tmp_path / "train/ant/0.png", np.full((2, 2, 3), 77, dtype=np.uint8))
+    assert (stream(tmp_path, image_size=20).train_data.images[0] == 77).all()
+
+
+@pytest.mark.parametrize(
+    ("array", "wanted"),
+    [
+        (np.full((8, 8), 90, dtype=np.uint8), (90, 90, 90)),
+        (np.full((8, 8, 4), (10, 20, 30, 128), dtype=np.uint8), (10, 20, 30)),
+        (np.full((8, 8, 2), (60, 255), dtype=np.uint8), (60, 60, 60)),
+        (np.full((8, 8), True), (255, 255, 255)),
+    ],
+    ids=["grayscale", "RGBA", "gray and alpha", "bilevel"],
+)
+def test_other_modes_become_rgb(tmp_path, array, wanted):
+    fill(tmp_path)
+    save(tmp_path / "train/ant/0.png", array)
+    image = stream(tmp_path).train_data.images[0].numpy()
+    assert (image == np.array(wanted)[:, None, None]).all()
+
+
+def test_palette_becomes_rgb(tmp_path):
+    fill(tmp_path)
+    Image.new("RGB", (8, 8), (255, 0, 0)).convert("P").save(tmp_path / "train/ant/0.png")
+    assert stream(tmp_path).train_data.images[0, :, 4, 4].tolist() == [255, 0, 0]
+
+
+def test_jpeg_is_read_with_any_spelling_of_its_suffix_and_other_files_are_left_alone(tmp_path):
+    fill(tmp_path)
+    flat = np.full((8, 8, 3), 120, dtype=np.uint8)
+    for name in ("x.jpg", "y.JPEG", "z.Jpg"):
+        save(tmp_path / "train/ant" / name, flat, format="JPEG")
+    (tmp_path / "train/ant/readme.txt").write_text("no image")
+    (tmp_path / "train/list.csv").write_text("no folder")
+    found = stream(tmp_path).train(0)
+    assert found.labels.tolist() == [0] * 6 + [1] * 3
+    assert abs(found.images[3:6].int() - 120).max() <= 1
+
+
+def test_limits_take_the_first_files_by_name(tmp_path):
+    content = fill(tmp_path)
+    found = stream(tmp_path, train_per_class=2, test_per_class=1)
+    assert found.spec.train_sizes == (4, 4)
+    assert found.spec.test_sizes == (2, 2)
+    for label, name in enumerate(CLASSES):
+        mine = found.train_data.images[found.train_data.labels == label].numpy()
+        assert np.array_equal(mine.transpose(0, 2, 3, 1), content["train", name][:2])
+
+
+# --- the cache ------------------------------------------------------------------------------------------------
+
+
+def test_second_read_does_not_decode(tmp_path, monkeypatch):
+    fill(tmp_path)
+    first = stream(tmp_path)
+    assert len(caches(tmp_path)) == 1
+    monkeypatch.setattr(seq_folder, "decode", lambda *args: pytest.fail("decoded again"))
+    second = stream(tmp_path)
+    assert second.spec == first.spec
+    assert np.array_equal(second.train_data.images, first.train_data.images)
+    assert np.array_equal(second.test_data.labels, first.test_data.labels)
+
+
+def test_changed_file_is_decoded_again(tmp_path):
+    fill(tmp_path)
+    before = stream(tmp_path)
+    save(tmp_path / "train/ant/0.png", np.full((8, 8, 3), 9, dtype=np.uint8))
+    after = stream(tmp_path)
+    assert (after.train_data.images[0] == 9).all()
+    assert after.spec.fingerprint != before.spec.fingerprint
+    assert after.spec.mean != before.spec.mean
+
+
+def test_changed_file_of_the_same_length_is_decoded_again(tmp_path):
+    fill(tmp_path)
+    path = tmp_path / "train/ant/0.bmp"
+    save(path, np.full((8, 8, 3), 1, dtype=np.uint8))
+    length, before = path.stat().st_size, stream(tmp_path)
+    save(path, np.full((8, 8, 3), 9, dtype=np.uint8))
+    assert path.stat().st_size == length
+    after = stream(tmp_path)
+    assert (after.train_data.images[0] == 9).all()
+    assert after.spec.fingerprint != before.spec.fingerprint
+
+
+def test_added_file_is_decoded(tmp_path):
+    fill(tmp_path)
+    assert len(stream(tmp_path).train_data) == 12
+    save(tmp_path / "train/bee/9.png", pixels(9))
+    assert len(stream(tmp_path).train_data) == 13
+
+
+def test_other_size_has_a_cache_of_its_own(tmp_path):
+    fill(tmp_path)
+    assert stream(tmp_path).train_data.images.shape == (12, 3, 8, 8)
+    assert stream(tmp_path, image_size=4).train_data.images.shape == (12, 3, 4, 4)
+    assert len(caches(tmp_path)) == 2
+
+
+def test_cache_path_leaves_the_images_folder_untouched(tmp_path):
+    images, cache = tmp_path / "images", tmp_path / "deep/cache"
+    fill(images)
+    stream(images, cache_path=str(cache))
+    assert sorted(path.name for path in images.iterdir()) == ["test", "train"]
+    assert len(caches(cache)) == 1
+
+
+def test_cache_that_cannot_be_written_names_the_flag(tmp_path):
+    fill(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    assert "--cache_path" in refusal(tmp_path, cache_path=str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("keep", [0, 4, 50, -10])
+def test_damaged_cache_is_named(tmp_path, keep):
+    fill(tmp_path)
+    stream(tmp_path)
+    (cache,) = caches(tmp_path)
+    cache.write_bytes(cache.read_bytes()[:keep])
+    message = refusal(tmp_path)
+    assert str(cache) in message
+    assert "delete it" in message
+
+
+def test_failed_decoding_leaves_no_cache(tmp_path):
+    fill(tmp_path)
+    (tmp_path / "test/dog/1.png").write_bytes(b"no image")
+    refusal(tmp_path)
+    assert caches(tmp_path) == []
+    assert not list(tmp_path.glob(".*tmp"))
+
+
+def _read_and_count(root: Path, together, counter: Path) -> None:
+    decode = seq_folder.decode
+
+    def counted(path, size):
+        with open(counter, "a") as file:
+            file.write("x")
+        return decode(path, size)
+
+    seq_folder.decode = counted
+    together.wait()
+    assert len(stream(root).train_data) == 12
+
+
+def test_runs_that_start_together_decode_once(tmp_path):
+    images, counter = tmp_path / "images", tmp_path / "count"
+    fill(images)
+    context = multiprocessing.get_context("fork")
+    together = context.Barrier(3)
+    workers = [context.Process(target=_read_and_count, args=(images, together, counter)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert len(counter.read_text()) == 20
+
+
+# --- what is refused ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "suffix"),
+    [(b"", "png"), (b"no image at all", "jpg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF89a", "gif"), (b"BM", "bmp")],
+)
+def test_file_that_is_no_image_is_named(tmp_path, content, suffix):
+    fill(tmp_path)
+    path = tmp_path / f"train/bee/7.{suffix}"
+    path.write_bytes(content)
+    assert f"cannot read the image {path}" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("PNG", "png"), ("JPEG", "jpg"), ("BMP", "bmp"), ("TIFF", "tif")])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_truncated_image_is_named(tmp_path, kind, suffix, share):
+    fill(tmp_path)
+    path = tmp_path / f"test/cat/7.{suffix}"
+    save(path, pixels(1, (40, 40, 3)), format=kind)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    assert f"cannot read the image {path}" in refusal(tmp_path)
+
+
+def test_image_that_claims_an_absurd_size_is_named(tmp_path):
+    fill(tmp_path)
+    path = tmp_path / "test/cat/7.bmp"
+    save(path, pixels(1))
+    content = bytearray(path.read_bytes())
+    content[18:26] = (60_000).to_bytes(4, "little") * 2
+    path.write_bytes(content)
+    assert f"cannot read the image {path}" in refusal(tmp_path)
+
+
+def test_16_bit_grayscale_keeps_its_shades(tmp_path):
+    fill(tmp_path)
+    shades = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    save(tmp_path / "train/ant/0.png", shades)
+    image = stream(tmp_path).train_data.images[0, 0].numpy()
+    assert abs(image.astype(int) - shades // 257).max() <= 1
+
+
+def test_missing_folders_name_the_flag(tmp_path):
+    message = refusal(tmp_path / "nowhere")
+    assert str(tmp_path / "nowhere/train") in message
+    assert "--base_path" in message
+    (tmp_path / "train/ant").mkdir(parents=True)
+    assert str(tmp_path / "test") in refusal(tmp_path)
+
+
+def test_train_folder_without_classes_is_refused(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "test").mkdir()
+    assert "no class folders" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_class_without_images_is_named(tmp_path, part):
+    fill(tmp_path)
+    for path in (tmp_path / part / "bee").iterdir():
+        path.unlink()
+    assert f"no images in {tmp_path / part / 'bee'}" in refusal(tmp_path)
+
+
+def test_class_without_a_test_folder_is_named(tmp_path):
+    fill(tmp_path)
+    (tmp_path / "train/bee").rename(tmp_path / "train/cow")
+    assert "classes without training images: bee" in refusal(tmp_path)
+    (tmp_path / "test/bee").rename(tmp_path / "elsewhere")
+    assert f"no images in {tmp_path / 'test/cow'}" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(("flag", "part", "held"), [("train_per_class", "train", 3), ("test_per_class", "test", 2)])
+def test_fewer_images_than_the_limit_are_refused(tmp_path, flag, part, held):
+    fill(tmp_path)
+    message = refusal(tmp_path, **{flag: held + 1})
+    assert f"{tmp_path / part / 'ant'} has {held} images, fewer than the {held + 1} asked for" in message
+
+
+def test_number_of_tasks_must_be_given_and_divide_the_classes(tmp_path):
+    fill(tmp_path)
+    assert "needs --n_tasks: its 4 classes" in refusal(tmp_path, n_tasks=None)
+    assert "--n_tasks 3 does not divide the 4 classes" in refusal(tmp_path, n_tasks=3)
+
+
+# --- whole commands -------------------------------------------------------------------------------------------
+
+
+FLAGS = ["--model", "er", "--dataset", "seq-folder", "--n_tasks", "2", "--image_size", "8"]
+SMALL = ["--num_filters", "4", "--buffer_size", "4"]
+
+
+def test_run_keeps_the_statistics_and_other_files_are_another_run(tmp_path, run_main):
+    first, second, copy = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    content = fill(first)
+    fill(second, train=4, seed=1)
+    fill(copy)
+    runs = []
+    for folder in (first, second, copy):
+        runs.append(run_main(*FLAGS, *SMALL, "--base_path", str(folder)))
+    assert [run.code for run in runs] == [0, 0, 0]
+    assert runs[0].folder != runs[1].folder
+    assert runs[0].folder == runs[2].folder
+    images = np.concatenate([content["train", name] for name in CLASSES]) / 255
+    assert runs[0].record["data"]["mean"] == pytest.approx(images.mean((0, 1, 2)).tolist())
+    assert runs[0].record["identity"]["data"] == runs[2].record["identity"]["data"]
+    assert runs[0].stderr == ""
+
+
+def test_dry_run_decodes_nothing(tmp_path, run_main, results):
+    fill(tmp_path / "images")
+    finished = run_main(*FLAGS, *SMALL, "--base_path", str(tmp_path / "images"), "--dry_run")
+    assert finished.code == 0
+    assert "steps: 2 in 2 tasks" in finished.stdout
+    assert caches(tmp_path / "images") == []
+    assert not results.exists()
+
+
+def test_unreadable_image_ends_a_command_with_one_line(tmp_path, run_main, results):
+    fill(tmp_path / "images")
+    (tmp_path / "images/train/ant/0.png").write_bytes(b"damaged")
+    finished = run_main(*FLAGS, *SMALL, "--base_path", str(tmp_path / "images"))
+    assert finished.code == 2
+    (line,) = finished.stderr.splitlines()
+    assert str(tmp_path / "images/train/ant/0.png") in line
+    assert finished.stdout == ""
+    assert not results.exists()

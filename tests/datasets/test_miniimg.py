@@ -1,0 +1,423 @@
+"""Mini-ImageNet from small files in both layouts, and files that must not be trusted."""
+
+import builtins
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from datasets import seq_miniimg
+from datasets.numpy_pickle import load_numpy_pickle
+from datasets.seq_miniimg import ARRAYS, PICKLES, SeqMiniImageNet
+from utils.arguments import resolve
+from utils.errors import UsageError
+
+N_CLASSES, SIZE, TRAIN, TEST = 10, 6, 4, 2
+SYNSETS = [f"n{number:08d}" for number in (70, 10, 90, 30, 50, 20, 80, 40, 100, 60)]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """A Mini-ImageNet of 10 classes with 4 training and 2 test images of 6x6 pixels."""
+    monkeypatch.setattr(seq_miniimg, "TRAIN_PER_CLASS", TRAIN)
+    monkeypatch.setattr(seq_miniimg, "TEST_PER_CLASS", TEST)
+    monkeypatch.setattr(SeqMiniImageNet, "n_classes", N_CLASSES)
+    monkeypatch.setattr(SeqMiniImageNet, "image_shape", (3, SIZE, SIZE))
+
+
+def pixels(count, seed=0, size=SIZE):
+    return np.random.default_rng(seed).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+
+
+def arrays():
+    """Contents of the four files of the npy layout, by file name."""
+    draw = np.random.default_rng(1)
+    return {
+        "train_x.npy": pixels(N_CLASSES * TRAIN, 2),
+        "train_y.npy": draw.permutation(np.arange(N_CLASSES).repeat(TRAIN)),
+        "test_x.npy": pixels(N_CLASSES * TEST, 3),
+        "test_y.npy": draw.permutation(np.arange(N_CLASSES).repeat(TEST)),
+    }
+
+
+def write_arrays(folder, **changed):
+    content = arrays() | {f"{name}.npy": value for name, value in changed.items()}
+    for name, value in content.items():
+        np.save(folder / name, value)
+    return content
+
+
+def pickles():
+    """Contents of the three few-shot files: 5, 2 and 3 classes, whose images lie interleaved."""
+    content, first = {}, 0
+    for name, count in zip(PICKLES, (5, 2, 3), strict=True):
+        per_class = TRAIN + TEST
+        members = np.arange(count * per_class).reshape(per_class, count).T
+        synsets = SYNSETS[first : first + count]
+        content[name] = {
+            "image_data": pixels(count * per_class, 10 + first),
+            "class_dict": {synset: row.tolist() for synset, row in zip(synsets, members, strict=True)},
+        }
+        first += count
+    return content
+
+
+def write_pickles(folder, content, protocol=4):
+    for name, value in content.items():
+        (folder / name).write_bytes(pickle.dumps(value, protocol=protocol))
+
+
+def stream(folder, **flags):
+    flags = {"n_tasks": 5, **flags}
+    config = resolve({"model": "sgd", "dataset": "seq-miniimg", "base_path": str(folder), **flags})
+    return SeqMiniImageNet().stream(config, SeqMiniImageNet().spec(config))
+
+
+def refusal(folder):
+    with pytest.raises(UsageError) as caught:
+        stream(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def check_pickled_content(folder):
+    """By sorted synset, the first images of a class train and the last ones test."""
+    found = stream(folder)
+    images_of = {
+        synset: value["image_data"][members]
+        for value in pickles().values()
+        for synset, members in value["class_dict"].items()
+    }
+    for label, synset in enumerate(sorted(SYNSETS)):
+        wanted = images_of[synset].transpose(0, 3, 1, 2)
+        train, test = found.train_data, found.test_data
+        assert np.array_equal(train.images[train.labels == label].numpy(), wanted[:TRAIN])
+        assert np.array_equal(test.images[test.labels == label].numpy(), wanted[-TEST:])
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_arrays_arrive_pixel_by_pixel(tmp_path, seed):
+    content = write_arrays(tmp_path)
+    found = stream(tmp_path, seed=seed)
+    place = np.random.default_rng(42 + seed).permutation(N_CLASSES) if seed else np.arange(N_CLASSES)
+    for part, data in (("train", found.train_data), ("test", found.test_data)):
+        images, labels = content[f"{part}_x.npy"], content[f"{part}_y.npy"]
+        for label in range(N_CLASSES):
+            mine = data.images[data.labels == int(place[label])].numpy()
+            assert np.array_equal(mine.transpose(0, 2, 3, 1), images[labels == label])
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickles_arrive_pixel_by_pixel(tmp_path, protocol):
+    write_pickles(tmp_path, pickles(), protocol)
+    check_pickled_content(tmp_path)
+
+
+def test_pickles_of_numpy_1_arrive(tmp_path):
+    for name, value in pickles().items():
+        modern = pickle.dumps(value, protocol=2)
+        assert b"cnumpy._core.multiarray\n" in modern
+        (tmp_path / name).write_bytes(modern.replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n"))
+    check_pickled_content(tmp_path)
+
+
+def test_members_may_be_arrays_and_numpy_numbers(tmp_path):
+    content = pickles()
+    for value in content.values():
+        value["class_dict"] = {synset: np.array(row) for synset, row in value["class_dict"].items()}
+    first = content[PICKLES[0]]["class_dict"]
+    first[SYNSETS[0]] = [np.int64(member) for member in first[SYNSETS[0]]]
+    write_pickles(tmp_path, content)
+    check_pickled_content(tmp_path)
+
+
+def test_arrays_win_where_both_layouts_are_there(tmp_path):
+    write_arrays(tmp_path)
+    for name in PICKLES:
+        (tmp_path / name).write_bytes(b"not read")
+    assert len(stream(tmp_path).train_data) == N_CLASSES * TRAIN
+
+
+# --- files that are not what they should be -------------------------------------------------------------------
+
+
+def test_missing_files_name_folder_files_and_flag(tmp_path):
+    message = refusal(tmp_path)
+    for words in (str(tmp_path), "--base_path", *ARRAYS, *PICKLES):
+        assert words in message
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_incomplete_layout_is_not_read(tmp_path, name):
+    write_arrays(tmp_path)
+    (tmp_path / name).unlink()
+    assert "no Mini-ImageNet in" in refusal(tmp_path)
+
+
+ALL = N_CLASSES * TRAIN
+LABELS = np.arange(N_CLASSES).repeat(TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"train_x": pixels(ALL - 1)}, f"({ALL - 1}, 3, 6, 6)"),
+        ({"train_x": pixels(ALL, size=5)}, f"({ALL}, 3, 5, 5)"),
+        ({"train_x": pixels(ALL).transpose(0, 3, 1, 2)}, f"({ALL}, 6, 3, 6)"),
+        ({"train_x": pixels(ALL)[..., 0]}, "4 dimensions"),
+        ({"train_x": pixels(ALL).astype(np.float32) / 255}, "float32"),
+        ({"test_x": pixels(N_CLASSES * TEST).astype(np.int64)}, "the test images are int64"),
+        ({"train_y": LABELS[:-1]}, "the train labels are not 4 of each class 0..9"),
+        ({"train_y": LABELS + 1}, "the train labels are not 4 of each class 0..9"),
+        ({"train_y": LABELS - 1}, "whole numbers from 0"),
+        ({"train_y": np.roll(LABELS, 1) // 2}, "the train labels are not 4 of each class 0..9"),
+        ({"train_y": LABELS.astype(float)}, "whole numbers from 0"),
+        ({"train_y": LABELS[:, None]}, "one row"),
+        ({"test_y": np.zeros(N_CLASSES * TEST, dtype=int)}, "the test labels are not 2 of each class 0..9"),
+    ],
+)
+def test_arrays_of_another_kind_are_refused(tmp_path, changed, words):
+    write_arrays(tmp_path, **changed)
+    assert words in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 40, 200])
+def test_truncated_array_is_named(tmp_path, keep):
+    write_arrays(tmp_path)
+    path = tmp_path / "test_x.npy"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert str(path) in refusal(tmp_path)
+
+
+def test_array_with_a_damaged_header_is_named(tmp_path):
+    write_arrays(tmp_path)
+    path = tmp_path / "test_x.npy"
+    path.write_bytes(path.read_bytes().replace(b"}", b" ", 1))
+    assert str(path) in refusal(tmp_path)
+
+
+def test_zip_archive_in_place_of_an_array_is_named(tmp_path):
+    write_arrays(tmp_path)
+    path = tmp_path / "test_x.npy"
+    with open(path, "wb") as file:
+        np.savez(file, pixels(1))
+    assert str(path) in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("label", [2**50, 2**64 - 1])
+def test_label_far_out_of_range_is_refused(tmp_path, label):
+    labels = LABELS.astype(np.uint64)
+    labels[0] = label
+    write_arrays(tmp_path, train_y=labels)
+    assert "the train labels are not 4 of each class 0..9" in refusal(tmp_path)
+
+
+def test_array_of_objects_is_not_unpickled(tmp_path):
+    write_arrays(tmp_path)
+    np.save(tmp_path / "train_x.npy", np.array([Evil("touch", tmp_path / "hit")], dtype=object), allow_pickle=True)
+    assert str(tmp_path / "train_x.npy") in refusal(tmp_path)
+    assert not (tmp_path / "hit").exists()
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ([1, 2, 3], "does not hold image_data and class_dict"),
+        ({"image_data": pixels(12)}, "does not hold image_data and class_dict"),
+        ({"image_data": pixels(12), "class_dict": {SYNSETS[0]: [0, 99]}}, "does not hold image_data and class_dict"),
+        ({"image_data": pixels(12), "class_dict": {SYNSETS[0]: [0, 1, 2]}}, "fewer than 6 images"),
+    ],
+)
+def test_pickles_of_another_kind_are_refused(tmp_path, broken, words):
+    write_pickles(tmp_path, pickles() | {PICKLES[0]: broken})
+    assert words in refusal(tmp_path)
+
+
+FIRST_CLASSES = pickles()[PICKLES[0]]["class_dict"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pickles() | {PICKLES[0]: {"image_data": pixels(30)[..., 0], "class_dict": FIRST_CLASSES}},
+        pickles() | {PICKLES[0]: {"image_data": pixels(30, size=7), "class_dict": FIRST_CLASSES}},
+        {name: {"image_data": pixels(6), "class_dict": {}} for name in PICKLES},
+    ],
+    ids=["dimensions", "image sizes", "no classes"],
+)
+def test_pickles_that_do_not_fit_together_are_refused(tmp_path, content):
+    write_pickles(tmp_path, content)
+    assert str(tmp_path) in refusal(tmp_path)
+
+
+def test_pickles_with_too_few_classes_are_refused(tmp_path):
+    content = pickles()
+    del content[PICKLES[2]]["class_dict"][SYNSETS[-1]]
+    write_pickles(tmp_path, content)
+    assert "(36, 3, 6, 6)" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 20, 300, -1])
+def test_truncated_pickle_is_named(tmp_path, keep):
+    write_pickles(tmp_path, pickles())
+    path = tmp_path / PICKLES[1]
+    path.write_bytes(path.read_bytes()[:keep])
+    assert f"{path} is not a readable pickle" in refusal(tmp_path)
+
+
+# --- pickles that run code ------------------------------------------------------------------------------------
+
+
+class Evil:
+    """Runs a command or a piece of code when it is unpickled by `pickle.load`."""
+
+    def __init__(self, way, target):
+        self.way, self.target = way, target
+
+    def __reduce__(self):
+        if self.way == "touch":
+            return os.system, (f"touch {self.target}",)
+        return getattr(builtins, self.way), (f"open({str(self.target)!r}, 'w').close()",)
+
+
+def text_pickle(module, name, argument):
+    """A call `module.name(argument)` in protocol 0, whether or not it can be pickled."""
+    return f"c{module}\n{name}\n(V{argument}\ntR.".encode()
+
+
+@pytest.mark.parametrize("way", ["touch", "eval", "exec"])
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_pickle_that_runs_code_is_refused_before_it_does(tmp_path, way, protocol):
+    target = tmp_path / "hit"
+    content = pickle.dumps({"image_data": Evil(way, target), "class_dict": {}}, protocol=protocol)
+    pickle.loads(content)
+    assert target.exists(), "the attack itself must work"
+    target.unlink()
+    write_pickles(tmp_path, pickles())
+    (tmp_path / PICKLES[0]).write_bytes(content)
+    message = refusal(tmp_path)
+    assert f"refused to read {tmp_path / PICKLES[0]}" in message
+    assert "may run code" in message
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("numpy.testing._private.utils", "runstring"),
+        ("numpy.testing", "rundocs"),
+        ("numpy", "load"),
+        ("numpy", "fromfile"),
+        ("numpy", "memmap"),
+        ("numpy", "f2py.os.system"),
+        ("numpy.core.multiarray", "fromfile"),
+        ("numpy._core.multiarray", "frompyfunc"),
+        ("numpy._core.numeric", "load"),
+        ("numpy.ctypeslib", "load_library"),
+        ("numpyfake", "ndarray"),
+        ("builtins", "getattr"),
+        ("builtins", "__import__"),
+        ("_codecs", "decode"),
+        ("collections", "OrderedDict"),
+    ],
+)
+def test_only_an_exact_list_of_globals_is_admitted(tmp_path, module, name):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(text_pickle(module, name, "x"))
+    with pytest.raises(UsageError, match="refused to read") as caught:
+        load_numpy_pickle(path)
+    assert f"{module}.{name}" in str(caught.value)
+
+
+def test_dotted_names_do_not_reach_through_an_admitted_module(tmp_path):
+    path = tmp_path / "x.pkl"
+    target = tmp_path / "hit"
+    name, module, argument = (
+        pickle.SHORT_BINUNICODE + bytes([len(word)]) + word.encode()
+        for word in ("f2py.os.system", "numpy", f"touch {target}")
+    )
+    path.write_bytes(
+        b"\x80\x04" + module + name + pickle.STACK_GLOBAL + argument + pickle.TUPLE1 + pickle.REDUCE + b"."
+    )
+    with pytest.raises(UsageError, match=r"f2py\.os\.system"):
+        load_numpy_pickle(path)
+    assert not target.exists()
+
+
+def test_codec_other_than_latin_1_is_refused(tmp_path):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(b"c_codecs\nencode\n(Vx\nVrot13\ntR.")
+    with pytest.raises(UsageError, match="codec 'rot13'"):
+        load_numpy_pickle(path)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(6, dtype=np.int32).reshape(2, 3),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.float64(0.1),
+        np.array(["n01", "n02"]),
+        {"plain": [1, 2.5, None, True, "text", b"\x00\xff"]},
+    ],
+    ids=["array", "fortran", "scalar", "text", "containers"],
+)
+def test_plain_data_pass_unchanged(tmp_path, value, protocol):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps(value, protocol=protocol))
+    loaded = load_numpy_pickle(path)
+    assert type(loaded) is type(value)
+    assert np.array_equal(loaded, value)
+    assert getattr(loaded, "dtype", None) == getattr(value, "dtype", None)
+
+
+def framed(opcode, length):
+    return b"\x80\x05" + opcode + length.to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [framed(pickle.BYTEARRAY8, 2**62), framed(pickle.FRAME, 2**64 - 1), framed(pickle.BINBYTES8, 2**64 - 1)],
+    ids=["too large for memory", "frame too long", "bytes too long"],
+)
+def test_pickle_with_a_damaged_length_is_named(tmp_path, content):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="is not a readable pickle"):
+        load_numpy_pickle(path)
+
+
+def dtype_with_state(state):
+    """A pickle of an array of numbers whose dtype brings a state of its own, which numpy would trust."""
+
+    class Dtype:
+        def __reduce__(self):
+            return np.dtype, ("u1", False, True), state
+
+    class Array:
+        def __reduce__(self):
+            whole = (1, (3,), Dtype(), False, b"abc")
+            return np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"), whole
+
+    return pickle.dumps(Array(), protocol=4)
+
+
+@pytest.mark.parametrize(
+    "state", [(3, "|", None, ("x",), {"x": 3}, 2**40, 1, 64), (3, "|", None, None, None, -1, -1, 63)]
+)
+def test_state_of_a_dtype_cannot_reach_numpy(tmp_path, state):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(dtype_with_state(state))
+    assert load_numpy_pickle(path).tolist() == list(b"abc")
+
+
+def test_array_that_claims_more_than_it_holds_is_refused(tmp_path):
+    path = tmp_path / "x.pkl"
+    content = pickle.dumps(np.arange(3, dtype=np.uint8), protocol=2)
+    assert content.count(b"K\x03\x85") == 1
+    path.write_bytes(content.replace(b"K\x03\x85", b"K\x09\x85"))
+    with pytest.raises(UsageError, match="shape and length disagree"):
+        load_numpy_pickle(path)

@@ -1,0 +1,74 @@
+"""Small configurations, streams and networks that several test files build on."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from datasets.stream import Augmentation, Split, Stream, StreamSpec, bounds, split_of
+from utils.arguments import Config, resolve
+from utils.build import build_method, build_network
+from utils.registry import MODELS
+
+CPU = torch.device("cpu")
+SMALL_BACKBONES = {"mlp": {"hidden": 8}, "resnet18": {"num_filters": 4}}
+SMALL_NORMS = {"gn": {"groups": 4}, "cn": {"groups": 4}}
+SMALL_BUFFER = {"buffer_size": 12, "minibatch_size": 4}
+
+
+def run_config(model: str = "er", norm: str = "bn", backbone: str = "mlp", **explicit) -> Config:
+    """A resolved configuration of a tiny run; the data set only lends its options."""
+    small = {"batch_size": 4, "lr": 0.05, "log_every": 3, "device": "cpu"}
+    small |= SMALL_BACKBONES[backbone] | SMALL_NORMS.get(norm, {})
+    if MODELS.get(model).build.uses_buffer:
+        small |= SMALL_BUFFER
+    return resolve({"model": model, "norm": norm, "backbone": backbone, "dataset": "seq-cifar10"} | small | explicit)
+
+
+def make_spec(setting: str = "class", **changes) -> StreamSpec:
+    facts = {
+        "name": "made-by-hand",
+        "n_tasks": 2,
+        "n_classes": 4,
+        "image_shape": (3, 8, 8),
+        "mean": (0.0, 0.0, 0.0),
+        "std": (1.0, 1.0, 1.0),
+        "augmentation": Augmentation(),
+    }
+    facts |= changes
+    sizes = {"train_sizes": (10,) * facts["n_tasks"], "test_sizes": (6,) * facts["n_tasks"]}
+    return StreamSpec(setting=setting, **(sizes | facts))
+
+
+def make_stream(spec: StreamSpec, seed: int = 0) -> Stream:
+    """Random images and labels; the first pixel of every image is its number within its split."""
+    rng = np.random.default_rng(seed)
+    train, test = (random_split(spec, sizes, rng) for sizes in (spec.train_sizes, spec.test_sizes))
+    return Stream(spec, train, test, bounds(spec.train_sizes), bounds(spec.test_sizes))
+
+
+def random_split(spec: StreamSpec, sizes: tuple[int, ...], rng: np.random.Generator) -> Split:
+    images = rng.integers(0, 256, (sum(sizes), *spec.image_shape), dtype=np.uint8)
+    images[:, :, 0, 0] = np.arange(sum(sizes))[:, None]
+    labels = np.concatenate([rng.choice(spec.classes_of(task), size) for task, size in enumerate(sizes)])
+    return split_of(images, labels)
+
+
+def sample_numbers(images: torch.Tensor) -> np.ndarray:
+    """The numbers that `make_stream` wrote into the first pixels."""
+    return images[:, 0, 0, 0].numpy().astype(int)
+
+
+def build_run(config: Config, stream: Stream):
+    """(network, method) of a configuration on a stream made by hand."""
+    net = build_network(config, stream.spec, CPU)
+    return net, build_method(config, stream.spec, net, CPU)
+
+
+def weights_of(net: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+
+def assert_close(actual, expected, *, rtol: float = 0.0, atol: float = 1e-12) -> None:
+    actual, expected = torch.as_tensor(actual), torch.as_tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)

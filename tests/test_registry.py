@@ -1,0 +1,150 @@
+"""One file more is one thing more; a name taken twice is an error."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backbone.norms.batch_norm import batch_norm
+from backbone.norms.group_norm import group_norm
+from utils.errors import UsageError
+from utils.registry import BACKBONES, DATASETS, MODELS, NORMS, Registry, close_matches
+
+ROOT = Path(__file__).resolve().parent.parent
+
+NORM = '''
+from torch import nn
+from utils.options import Option, number
+from utils.registry import NORMS
+
+@NORMS.register("scale_only", options=(Option("first_scale", number(0), "where it starts", default=2.0),))
+def scale_only(channels, *, spatial, shared, first_scale):
+    """multiplies every channel"""
+    layer = nn.BatchNorm2d(channels)
+    nn.init.constant_(layer.weight, first_scale)
+    return layer
+'''
+MODEL = """
+from models.sgd import Sgd
+from utils.registry import MODELS
+
+@MODELS.register("twice", help="twice the loss")
+class Twice(Sgd):
+    def loss(self, parts, outputs, place):
+        return 2 * super().loss(parts, outputs, place)
+"""
+DATASET = """
+from datasets.dataset import SPLIT_OPTIONS
+from datasets.seq_digits import SeqDigits
+from utils.options import Rule
+from utils.registry import DATASETS
+
+@DATASETS.register("seq-inverse", help="white on black", options=SPLIT_OPTIONS, rules=(Rule({"n_tasks": 2}),))
+class Inverse(SeqDigits):
+    name = "seq-inverse"
+"""
+BACKBONE = """
+from backbone.mlp import MLP
+from utils.registry import BACKBONES
+
+@BACKBONES.register("flat", help="a flat network")
+class Flat(MLP):
+    def __init__(self, *args):
+        super().__init__(*args, hidden=8)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of the code, to which files can be added."""
+    for folder in ("backbone", "models", "datasets", "utils"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "main.py", tmp_path)
+    return tmp_path
+
+
+def command(tree, *words):
+    return subprocess.run([sys.executable, "main.py", *words], cwd=tree, capture_output=True, text=True)
+
+
+def test_added_files_are_listed_and_run(tree):
+    (tree / "backbone/norms/scale_only.py").write_text(NORM)
+    (tree / "models/twice.py").write_text(MODEL)
+    (tree / "datasets/seq_inverse.py").write_text(DATASET)
+    (tree / "backbone/flat.py").write_text(BACKBONE)
+    listed = command(tree, "--list")
+    assert listed.returncode == 0, listed.stderr
+    lines = [line.split(maxsplit=1) for line in listed.stdout.splitlines() if line.startswith("  ")]
+    for name, help_ in (
+        ("scale_only", "multiplies every channel"),
+        ("twice", "twice the loss"),
+        ("seq-inverse", "white on black"),
+        ("flat", "a flat network"),
+    ):
+        assert [name, help_] in lines
+    flags = ["--model", "twice", "--norm", "scale_only", "--dataset", "seq-inverse", "--num_filters", "4"]
+    ran = command(tree, *flags, "--debug_mode", "--num_threads", "1")
+    assert ran.returncode == 0, ran.stderr
+    assert "after task 2" in ran.stdout
+    assert "after task 3" not in ran.stdout
+    assert ran.stdout.splitlines()[-1].startswith("record: results/runs/twice-scale_only-seq-inverse-online-s0-")
+
+
+def test_added_file_with_a_taken_name_stops_everything(tree):
+    (tree / "models/again.py").write_text(MODEL.replace('"twice"', '"sgd"'))
+    done = command(tree, "--list")
+    assert done.returncode != 0
+    assert "'sgd' is registered twice: in models.sgd and in models.again" in done.stderr
+    assert done.stdout == ""
+
+
+def test_duplicate_name_raises_and_names_both_modules():
+    registry = Registry("norm", "backbone.norms")
+    registry.register("same")(batch_norm)
+    with pytest.raises(ValueError, match="norm 'same' is registered twice") as caught:
+        registry.register("same")(group_norm)
+    assert "backbone.norms.batch_norm" in str(caught.value)
+    assert "backbone.norms.group_norm" in str(caught.value)
+
+
+def test_help_line_falls_back_to_the_docstrings_first_line():
+    def build():
+        """First line.
+
+        And more.
+        """
+
+    registry = Registry("model", "models")
+    registry.register("name", colour="red")(build)
+    assert registry._entries["name"].help == "First line."
+    assert registry._entries["name"].traits == {"colour": "red"}
+
+
+@pytest.mark.parametrize(
+    ("registry", "names"),
+    [
+        (MODELS, {"sgd", "joint", "er", "er_ace", "derpp", "er_ace_lider", "derpp_lider"}),
+        (NORMS, {"bn", "ln", "in", "gn", "cn", "adab2n"}),
+        (DATASETS, {"seq-digits", "seq-cifar10", "seq-cifar100", "seq-miniimg", "seq-folder"}),
+        (BACKBONES, {"resnet18", "mlp"}),
+    ],
+)
+def test_everything_is_found_by_name(registry, names):
+    assert names <= set(registry.names())
+    for name in names:
+        assert registry.get(name).name == name
+        assert registry.get(name).help
+
+
+def test_unknown_name_gets_close_matches_and_the_full_list():
+    with pytest.raises(UsageError) as caught:
+        NORMS.get("adabn")
+    message = str(caught.value)
+    assert message.startswith("unknown norm 'adabn'; did you mean adab2n")
+    assert all(name in message.split("Known: ")[1] for name in NORMS.names())
+
+
+def test_close_matches_of_something_quite_different_are_none():
+    assert close_matches("xyzzy", ["bn", "gn"]) == "."

@@ -1,0 +1,189 @@
+"""Weights & Biases: its real offline mode, read back from the file it writes, and the steps of a resumed run."""
+
+import json
+import struct
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from conftest import runner
+
+from utils.observers import WandbRun
+
+COMMAND = ["--model", "er", "--dataset", "seq-digits", "--num_filters", "4", "--debug_mode", "--log_every", "1"]
+BLOCK = 32768
+
+
+def stored_records(path):
+    """The records of a `.wandb` file: a LevelDB log whose entries may be cut at the ends of blocks."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, position, entry = path.read_bytes(), 7, b""
+    assert data[:4] == b":W&B"
+    while position + 7 <= len(data):
+        left = BLOCK - position % BLOCK
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        if position + 7 + length > len(data):
+            return
+        entry += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # a whole entry, or its last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(entry)
+            entry = b""
+            yield record
+
+
+def finished_records(path):
+    """All records, once the last is there: wandb's own process still writes when `finish` has returned."""
+    for _ in range(100):
+        records = list(stored_records(path)) if path.stat().st_size > 7 else []
+        if kinds(records, "exit"):
+            return records
+        time.sleep(0.1)
+    raise AssertionError(f"{path} has no end")
+
+
+def values_of(items):
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def kinds(records, kind):
+    return [getattr(record, kind) for record in records if record.WhichOneof("record_type") == kind]
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    """The same command twice, the second time with --rerun: (outcome, stored records) of each."""
+    run = runner(tmp_path_factory.mktemp("wandb"))
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_SILENT", "true")
+        for extra in ([], ["--rerun"]):
+            finished = run(*COMMAND, "--wandb_project", "digits", "--notes", "a remark", *extra)
+            (path,) = set(finished.folder.glob("wandb/offline-run-*/*.wandb")) - {path for path, *_ in found}
+            found.append((path, finished, finished_records(path)))
+    return [(finished, records) for _, finished, records in found]
+
+
+def test_record_is_still_the_last_line_of_standard_output(two_runs):
+    finished = two_runs[0][0]
+    assert finished.code == 0
+    assert finished.record["status"] == "finished"
+
+
+@pytest.mark.parametrize(("attempt", "suffix"), [(0, ""), (1, "-2")])
+def test_run_id_is_the_runs_hash_and_a_rerun_gets_a_page_of_its_own(two_runs, attempt, suffix):
+    finished, records = two_runs[attempt]
+    run = kinds(records, "run")[0]
+    assert run.run_id == finished.record["run"].rsplit("-", 1)[-1] + suffix
+    assert run.project == "digits"
+    assert run.display_name == finished.record["run"]
+    assert run.notes == "a remark"
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_every_step_is_stored_once_with_its_values(two_runs, attempt):
+    finished, records = two_runs[attempt]
+    history = [values_of(event.item) for event in kinds(records, "history")]
+    assert [row["_step"] for row in history] == list(range(1, 16))
+    log = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["loss"] for row in history] == [line["loss"] for line in log if line["event"] == "log"]
+    evaluated = [row for row in history if "class_il/mean" in row]
+    assert [row["_step"] for row in evaluated] == [3, 6, 9, 12, 15]
+    means = [line["mean"]["class_il"] for line in log if line["event"] == "evaluation"]
+    assert [row["class_il/mean"] for row in evaluated] == pytest.approx(means)
+
+
+def test_summary_holds_the_final_metrics(two_runs):
+    finished, records = two_runs[0]
+    summary = {}
+    for update in kinds(records, "summary"):
+        summary |= values_of(update.update)
+    assert summary["task_il/faa"] == pytest.approx(finished.record["results"]["task_il"]["metrics"]["faa"])
+    assert kinds(records, "exit")[0].exit_code == 0
+
+
+class FakeWandb:
+    """Keeps what it is given."""
+
+    def __init__(self):
+        self.started, self.sent, self.exit_codes = [], [], []
+
+    def init(self, **settings):
+        self.started.append(settings)
+        return SimpleNamespace(
+            log=lambda values, step: self.sent.append((step, values)),
+            summary={},
+            finish=lambda exit_code: self.exit_codes.append(exit_code),
+        )
+
+
+@pytest.fixture
+def fake_wandb(monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+CONFIG = {"wandb_project": "p", "wandb_entity": "team", "notes": None, "lr": 0.1}
+
+
+def log_event(step):
+    return {"step": step, "task": 0, "epoch": 0, "loss": step / 10, "lr": 0.1}
+
+
+def evaluation_event(step):
+    return {"step": step, "task": 0, "accuracy": {"class_il": [80.0, 40.0]}, "mean": {"class_il": 80.0}}
+
+
+def test_resumed_run_keeps_its_id_and_does_not_send_a_place_twice(fake_wandb, tmp_path):
+    folder = tmp_path / "er-bn-seq-digits-0123456789ab"
+    folder.mkdir()
+    first = WandbRun(folder, CONFIG, fresh=True)
+    for step in (1, 2, 3):
+        first.on_log(log_event(step))
+    first.on_evaluation(evaluation_event(3))
+    second = WandbRun(folder, CONFIG, fresh=False)
+    for step in (2, 3):
+        second.on_log(log_event(step))
+    second.on_evaluation(evaluation_event(3))
+    second.on_log(log_event(4))
+    assert [step for step, _ in fake_wandb.sent] == [1, 2, 3, 3, 4]
+    assert fake_wandb.sent[3][1] == {
+        "task": 0,
+        "class_il/task_1": 80.0,
+        "class_il/task_2": 40.0,
+        "class_il/mean": 80.0,
+    }
+    assert [settings["id"] for settings in fake_wandb.started] == ["0123456789ab"] * 2
+    assert {settings["resume"] for settings in fake_wandb.started} == {"allow"}
+
+
+def test_evaluation_lost_between_log_and_resume_is_sent(fake_wandb, tmp_path):
+    WandbRun(tmp_path, CONFIG, fresh=True).on_log(log_event(3))
+    resumed = WandbRun(tmp_path, CONFIG, fresh=False)
+    resumed.on_log(log_event(3))
+    resumed.on_evaluation(evaluation_event(3))
+    assert ["loss" in values for _, values in fake_wandb.sent] == [True, False]
+
+
+def test_fresh_run_starts_a_new_page_and_sends_everything_again(fake_wandb, tmp_path):
+    for _ in range(3):
+        WandbRun(tmp_path, CONFIG, fresh=True).on_log(log_event(1))
+    name = tmp_path.name.rsplit("-", 1)[-1]
+    assert [settings["id"] for settings in fake_wandb.started] == [name, f"{name}-2", f"{name}-3"]
+    assert [step for step, _ in fake_wandb.sent] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("failed", 1)])
+def test_page_ends_with_the_status_of_the_run(fake_wandb, tmp_path, status, code):
+    observer = WandbRun(tmp_path, CONFIG, fresh=True)
+    observer.on_end({"status": status, "results": {"class_il": {"metrics": {"faa": 12.5}}}})
+    assert fake_wandb.exit_codes == [code]
+    assert observer.run.summary == {"class_il/faa": 12.5}

@@ -1,0 +1,231 @@
+"""Buffers: what they keep, what they draw, and that a sample's parts stay together."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from tests.helpers import CPU, make_spec
+from utils.buffer import Buffer, Reservoir
+from utils.errors import UsageError
+from utils.random import generator
+
+SPEC = make_spec(image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_tasks=3, n_classes=6)
+DOMAIN = make_spec("domain", image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_tasks=3, n_classes=6)
+
+
+def make_buffer(size: int, mode: str = "reservoir", quota: str = "task", spec=SPEC, logits=False) -> Buffer:
+    config = SimpleNamespace(buffer_size=size, buffer_mode=mode, ring_quota=quota)
+    return Buffer(config, spec, CPU, logits_dtype=torch.float32 if logits else None)
+
+
+def add(buffer: Buffer, numbers, draw, labels=None, tasks=None) -> None:
+    """Samples whose single pixel is their number; unless given, labels and tasks follow from it too."""
+    numbers = np.asarray(numbers)
+    labels = numbers % 6 if labels is None else np.asarray(labels)
+    tasks = numbers // 40 if tasks is None else np.asarray(tasks)
+    logits = torch.from_numpy(numbers[:, None] + np.arange(6) / 10).float()
+    images = torch.from_numpy(numbers.astype(np.uint8)).view(-1, 1, 1, 1)
+    buffer.add(images, torch.from_numpy(labels), labels, tasks, draw, logits)
+
+
+def drawn(buffer: Buffer, count: int, step: int = 0) -> list[int]:
+    return buffer.sample(count, generator(0, "replay", step)).images.flatten().tolist()
+
+
+def contents(buffer: Buffer) -> list[int]:
+    return sorted(drawn(buffer, 1000))
+
+
+def fixed(*uniforms: float) -> SimpleNamespace:
+    """Stands in for a generator whose uniform draws are known."""
+    return SimpleNamespace(random=lambda count: np.array(uniforms[:count]))
+
+
+# --- reservoir ---------------------------------------------------------------------------------------------------
+
+
+class OffByOne(Reservoir):
+    """The n-th sample drawn for as if it were the one before it."""
+
+    def slots(self, labels, tasks, draw):
+        nth = np.arange(self.seen, self.seen + len(labels))
+        self.seen += len(labels)
+        slots = np.where(nth < self.capacity, nth, np.floor(draw.random(len(nth)) * nth).astype(np.int64))
+        return np.where(slots < self.capacity, slots, -1)
+
+
+def inclusion_p_value(policy: type[Reservoir], runs: int = 3000, length: int = 24, size: int = 3) -> float:
+    """Of the hypothesis that all stream positions are equally likely to be kept.
+
+    Kept positions of a run are a sample without replacement: counts have covariance R p (1 - p) n / (n - 1) times
+    the centering matrix, which gives the statistic below n - 1 degrees of freedom.
+    """
+    counts = np.zeros(length)
+    for run in range(runs):
+        buffer = make_buffer(size)
+        buffer.policy = policy(size)
+        for step, start in enumerate(range(0, length, 4)):
+            add(buffer, np.arange(start, start + 4), generator(run, "buffer", step))
+        kept = contents(buffer)
+        assert len(set(kept)) == size
+        counts[kept] += 1
+    share = size / length
+    statistic = ((counts - runs * share) ** 2).sum() / (runs * share * (1 - share)) * (length - 1) / length
+    return stats.chi2.sf(statistic, length - 1)
+
+
+def test_reservoir_keeps_every_position_equally_often():
+    assert inclusion_p_value(Reservoir) > 1e-3
+
+
+def test_the_uniformity_test_notices_a_small_bias():
+    assert inclusion_p_value(OffByOne) < 1e-6
+
+
+def test_reservoir_slot_rule():
+    """After three samples fill three slots, the n-th goes to floor(u n): 2, 3 (none), 0, 2, 7 (none), 2."""
+    policy = Reservoir(3)
+    nobody = np.zeros(3, dtype=int)
+    assert policy.slots(nobody, nobody, fixed(0.9, 0.9, 0.9)).tolist() == [0, 1, 2]
+    six = np.zeros(6, dtype=int)
+    slots = policy.slots(six, six, fixed(0.74, 0.6, 0.16, 0.42, 0.875, 0.333))
+    assert slots.tolist() == [2, -1, 0, 2, -1, 2]
+
+
+def test_a_batch_may_fill_the_last_slots_and_go_on():
+    policy = Reservoir(3)
+    five = np.zeros(5, dtype=int)
+    assert policy.slots(five, five, fixed(0.9, 0.9, 0.9, 0.25, 0.65)).tolist() == [0, 1, 2, 1, -1]
+
+
+def test_the_last_write_of_a_batch_wins():
+    """Samples 4, 5 and 7 go to slot 1, sample 6 nowhere."""
+    buffer = make_buffer(3, logits=True)
+    add(buffer, [1, 2, 3], fixed(0.0, 0.0, 0.0))
+    add(buffer, [4, 5, 6, 7], fixed(0.3, 0.25, 0.6, 0.2), labels=[3, 4, 5, 2], tasks=[0, 1, 2, 2])
+    assert buffer.images.flatten().tolist() == [1, 7, 3]
+    assert buffer.labels.tolist() == [1, 2, 3]
+    assert buffer.tasks.tolist() == [0, 2, 0]
+    assert buffer.logits[:, 0].tolist() == [1, 7, 3]
+
+
+# --- draws -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["reservoir", "ring"])
+def test_draws_never_hold_an_unfilled_slot_nor_one_twice(mode):
+    buffer = make_buffer(9, mode)
+    add(buffer, [11, 12, 41, 90, 91], generator(0, "buffer", 0))
+    assert len(buffer) == 5
+    for step in range(50):
+        assert sorted(drawn(buffer, 7, step)) == [11, 12, 41, 90, 91]
+        three = drawn(buffer, 3, step)
+        assert len(set(three)) == 3
+        assert set(three) <= {11, 12, 41, 90, 91}
+
+
+@pytest.mark.parametrize("mode", ["reservoir", "ring"])
+def test_every_filled_slot_is_drawn_equally_often(mode):
+    buffer = make_buffer(9, mode)
+    add(buffer, [11, 12, 41, 90, 91], generator(0, "buffer", 0))
+    counts = np.bincount([drawn(buffer, 1, step)[0] for step in range(2000)], minlength=92)[[11, 12, 41, 90, 91]]
+    assert counts.sum() == 2000
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_an_empty_buffer_has_length_0():
+    assert len(make_buffer(5)) == 0
+    assert len(make_buffer(5, "ring")) == 0
+
+
+# --- ring --------------------------------------------------------------------------------------------------------
+
+
+def test_ring_per_task_keeps_the_newest_of_every_task():
+    """Seven slots among three tasks: two each, one is never used."""
+    buffer = make_buffer(7, "ring")
+    add(buffer, [1, 2, 3], None, tasks=[0, 0, 0])
+    add(buffer, [4, 5], None, tasks=[0, 1])
+    assert contents(buffer) == [3, 4, 5]
+    add(buffer, [6, 7, 8, 9, 10], None, tasks=[1, 1, 1, 2, 1])
+    assert contents(buffer) == [3, 4, 8, 9, 10]
+    add(buffer, [11, 12], None, tasks=[2, 2])
+    assert contents(buffer) == [3, 4, 8, 10, 11, 12]
+    assert np.bincount(buffer.sample(6, generator(0, "replay", 0)).tasks).tolist() == [2, 2, 2]
+
+
+def test_ring_per_class_keeps_the_newest_of_every_class():
+    buffer = make_buffer(12, "ring", "class")
+    add(buffer, range(60), None)
+    assert contents(buffer) == list(range(48, 60))
+    assert torch.bincount(buffer.sample(12, generator(0, "replay", 0)).labels).tolist() == [2] * 6
+    add(buffer, [200, 201, 202], None, labels=[5, 5, 5], tasks=[2, 2, 2])
+    assert contents(buffer) == [48, 49, 50, 51, 52, 54, 55, 56, 57, 58, 201, 202]
+
+
+def test_ring_goes_by_task_where_tasks_share_their_classes():
+    buffer = make_buffer(6, "ring", "class", spec=DOMAIN)
+    add(buffer, [1, 2, 3, 4], None, labels=[0, 1, 2, 3], tasks=[0, 0, 0, 1])
+    assert contents(buffer) == [2, 3, 4]
+
+
+@pytest.mark.parametrize(("quota", "owners"), [("task", 3), ("class", 6)])
+def test_ring_smaller_than_its_owners_is_refused(quota, owners):
+    make_buffer(owners, "ring", quota)
+    with pytest.raises(UsageError, match=rf"--buffer_size {owners - 1} .* {owners} {quota}"):
+        make_buffer(owners - 1, "ring", quota)
+
+
+# --- what is stored ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "quota"), [("reservoir", "task"), ("ring", "task"), ("ring", "class")])
+def test_labels_tasks_and_logits_belong_to_the_images(mode, quota):
+    buffer = make_buffer(18, mode, quota, logits=True)
+    for step, start in enumerate(range(0, 120, 8)):
+        add(buffer, np.arange(start, start + 8), generator(0, "buffer", step))
+    sample = buffer.sample(18, generator(0, "replay", 0))
+    numbers = sample.images.flatten().numpy().astype(int)
+    assert len(set(numbers)) == 18
+    assert sample.labels.tolist() == (numbers % 6).tolist()
+    assert sample.tasks.tolist() == (numbers // 40).tolist()
+    assert torch.equal(sample.logits, torch.from_numpy(numbers[:, None] + np.arange(6) / 10).float())
+    assert sample.images.dtype == buffer.images.dtype == torch.uint8
+
+
+def test_without_logits_none_are_drawn():
+    buffer = make_buffer(4)
+    add(buffer, [1, 2], generator(0, "buffer", 0))
+    assert buffer.sample(2, generator(0, "replay", 0)).logits is None
+
+
+def test_stored_samples_do_not_follow_the_batch_they_came_from():
+    buffer = make_buffer(2)
+    images, labels = torch.full((1, 1, 1, 1), 9, dtype=torch.uint8), np.array([4])
+    buffer.add(images, torch.from_numpy(labels), labels, np.array([1]), generator(0, "buffer", 0))
+    images.zero_()
+    assert drawn(buffer, 1) == [9]
+
+
+@pytest.mark.parametrize("mode", ["reservoir", "ring"])
+def test_a_restored_buffer_goes_on_identically(mode):
+    def feed(buffer, steps):
+        for step in steps:
+            add(buffer, np.arange(8 * step, 8 * step + 8), generator(0, "buffer", step))
+
+    whole, restored = (make_buffer(12, mode, logits=True) for _ in range(2))
+    feed(whole, range(6))
+    restored.load_state_dict(whole.state_dict())
+    assert len(restored) == len(whole)
+    for steps in (range(0), range(6, 15)):
+        feed(whole, steps)
+        feed(restored, steps)
+        mine, theirs = (buffer.sample(10, generator(0, "replay", 1)) for buffer in (whole, restored))
+        assert torch.equal(mine.images, theirs.images)
+        assert torch.equal(mine.labels, theirs.labels)
+        assert torch.equal(mine.logits, theirs.logits)
+        assert mine.tasks.tolist() == theirs.tasks.tolist()
+    assert contents(whole) != list(range(12))

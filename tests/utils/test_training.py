@@ -1,0 +1,286 @@
+"""The training loop on streams made by hand: schedules, what is seen, evaluated, told and stored."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from models.sgd import Sgd
+from tests.helpers import build_run, make_spec, make_stream, run_config, sample_numbers, weights_of
+from utils.errors import RunFailed
+from utils.evaluation import accuracies
+from utils.observers import JsonLines, Observer
+from utils.training import Training, batches_per_epoch, learning_rate, total_steps
+
+
+def schedule(**changes) -> SimpleNamespace:
+    return SimpleNamespace(**({"lr": 0.1, "lr_factor": 0.2, "lr_restart": "task", "n_epochs": 50} | changes))
+
+
+# --- learning rate and sizes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restart", ["task", "never"])
+def test_learning_rate_without_milestones_is_constant(restart):
+    config = schedule(lr_milestones=(), lr_restart=restart)
+    assert {learning_rate(config, task, epoch) for task in range(3) for epoch in range(50)} == {0.1}
+
+
+def test_learning_rate_with_milestones_restarts_with_every_task():
+    config = schedule(lr_milestones=(35, 45), lr_factor=0.1)
+    for task in range(3):
+        rates = [learning_rate(config, task, epoch) for epoch in range(50)]
+        assert rates == pytest.approx([0.1] * 35 + [0.01] * 10 + [0.001] * 5)
+
+
+def test_learning_rate_that_never_restarts_compounds():
+    config = schedule(lr_milestones=(35, 60, 75), lr_restart="never")
+    starts = [learning_rate(config, task, 0) for task in range(4)]
+    ends = [learning_rate(config, task, 49) for task in range(4)]
+    assert starts == pytest.approx([0.1, 0.02, 0.004, 0.0008])
+    assert ends == pytest.approx([0.02, 0.004, 0.0008, 0.00016])
+    assert learning_rate(config, 1, 34) == pytest.approx(0.02)
+    assert learning_rate(config, 1, 35) == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize(("size", "batches"), [(10, 1), (20, 2), (21, 3), (29, 3), (3, 1), (41, 5)])
+def test_the_last_partial_batch_counts(size, batches):
+    assert batches_per_epoch(SimpleNamespace(batch_size=10, debug_mode=False), size) == batches
+    assert batches_per_epoch(SimpleNamespace(batch_size=10, debug_mode=True), size) == min(batches, 3)
+
+
+def test_total_steps():
+    assert total_steps(SimpleNamespace(batch_size=10, debug_mode=False, n_epochs=4), [25, 30, 1]) == 4 * (3 + 3 + 1)
+
+
+# --- a run -------------------------------------------------------------------------------------------------------
+
+
+class Notebook(Observer):
+    """Writes down everything it is told."""
+
+    def __init__(self):
+        self.events = []
+
+    def on_start(self, total_steps, done_steps):
+        self.events.append(("start", total_steps, done_steps))
+
+    def on_step(self, task, step):
+        self.events.append(("step", task, step))
+
+    def on_log(self, event):
+        self.events.append(("log", event))
+
+    def on_evaluation(self, event):
+        self.events.append(("evaluation", event))
+
+    def of_kind(self, kind: str) -> list:
+        return [event[1] for event in self.events if event[0] == kind]
+
+
+def class_stream(n_tasks: int = 3, sizes: tuple[int, ...] = (10, 8, 11)):
+    return make_stream(make_spec(n_tasks=n_tasks, n_classes=2 * n_tasks, train_sizes=sizes))
+
+
+def run(config, stream, observers=()):
+    net, method = build_run(config, stream)
+    return Training(config, stream, net, method, observers).run(), net, method
+
+
+def test_after_task_i_the_tasks_up_to_the_next_are_evaluated():
+    notebook, stream = Notebook(), class_stream()
+    outcome, net, method = run(run_config("er"), stream, [notebook])
+    evaluations = notebook.of_kind("evaluation")
+    assert [event["task"] for event in evaluations] == [0, 1, 2]
+    assert list(outcome["results"]) == ["class_il", "task_il"]
+    for setting, result in outcome["results"].items():
+        rows = [event["accuracy"][setting] for event in evaluations]
+        assert [len(row) for row in rows] == [2, 3, 3]
+        assert result["matrix"] == [[*rows[0], None], rows[1], rows[2]]
+        assert len(result["untrained"]) == 3
+        for index, event in enumerate(evaluations):
+            assert event["mean"][setting] == pytest.approx(np.mean(rows[index][: index + 1]))
+    final = accuracies(net, stream, range(3), method.augment)
+    assert {setting: result["matrix"][-1] for setting, result in outcome["results"].items()} == final
+
+
+def test_untrained_accuracies_are_those_of_the_first_weights():
+    config, stream = run_config("er"), class_stream()
+    net, method = build_run(config, stream)
+    expected = accuracies(net, stream, range(3), method.augment)
+    outcome = Training(config, stream, net, method).run()
+    assert {setting: result["untrained"] for setting, result in outcome["results"].items()} == expected
+
+
+def test_joint_training_has_one_row_over_all_tasks():
+    notebook = Notebook()
+    outcome, *_ = run(run_config("joint"), class_stream(sizes=(10, 8, 10)).merged(), [notebook])
+    [event] = notebook.of_kind("evaluation")
+    for setting, result in outcome["results"].items():
+        assert result["matrix"] == [event["accuracy"][setting]]
+        assert len(result["matrix"][0]) == 3
+        assert event["mean"][setting] == pytest.approx(np.mean(result["matrix"][0]))
+        assert result["metrics"]["forgetting"] is None
+
+
+def test_order_of_events():
+    """Ten, eight and eleven samples in batches of four, two epochs, a log line at least every second step."""
+    notebook = Notebook()
+    outcome, *_ = run(run_config("sgd", n_epochs=2, log_every=2), class_stream(), [notebook])
+    kinds = [event[0] for event in notebook.events]
+    three, two = ["step", "step", "log", "step", "log"], ["step", "step", "log"]
+    assert kinds == ["start", *three * 2, "evaluation", *two * 2, "evaluation", *three * 2, "evaluation"]
+    assert notebook.events[0] == ("start", 16, 0)
+    steps = [event[1:] for event in notebook.events if event[0] == "step"]
+    assert steps == [(task, step) for step, task in enumerate([0] * 6 + [1] * 4 + [2] * 6, start=1)]
+    logs = notebook.of_kind("log")
+    assert [event["step"] for event in logs] == [2, 3, 5, 6, 8, 10, 12, 13, 15, 16]
+    assert [event["epoch"] for event in logs] == [0, 0, 1, 1, 0, 1, 0, 0, 1, 1]
+    assert [event["step"] for event in notebook.of_kind("evaluation")] == [6, 10, 16]
+    assert outcome["steps"] == 16
+
+
+def test_the_logged_learning_rate_follows_the_schedule():
+    notebook = Notebook()
+    config = run_config("sgd", n_epochs=2, lr=0.1, lr_milestones=(1,), lr_factor=0.2, lr_restart="never", log_every=9)
+    run(config, class_stream(), [notebook])
+    rates = [event["lr"] for event in notebook.of_kind("log")]
+    assert rates == pytest.approx([0.1, 0.02, 0.02, 0.004, 0.004, 0.0008])
+
+
+def test_the_learning_rate_is_the_one_that_moves_the_weights():
+    """With the rate gone to zero in the second epoch the weights stay where one epoch left them."""
+    stream = class_stream(1, (10,))
+    _, one, _ = run(run_config("sgd", n_epochs=1), stream)
+    _, two, _ = run(run_config("sgd", n_epochs=2, lr_milestones=(1,), lr_factor=0.0), stream)
+    for mine, theirs in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+class Recording(Sgd):
+    """Fine-tuning that keeps the numbers of the samples of every batch."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.batches = []
+
+    def parts(self, batch, place):
+        self.batches.append((place.task, place.step, sample_numbers(batch.images).tolist()))
+        assert batch.labels.tolist() == batch.labels_host.tolist()
+        return super().parts(batch, place)
+
+
+def recorded_batches(seed: int = 0) -> list[tuple[int, int, list[int]]]:
+    config, stream = run_config("sgd", n_epochs=3, seed=seed), class_stream()
+    net, method = build_run(config, stream)
+    recording = Recording(net, config, 6, method.augment, None)
+    Training(config, stream, net, recording).run()
+    return recording.batches
+
+
+def test_every_sample_of_a_task_is_seen_once_in_every_epoch():
+    batches = recorded_batches()
+    assert [step for _, step, _ in batches] == list(range(3 * (3 + 2 + 3)))
+    for task, (start, stop) in enumerate([(0, 10), (10, 18), (18, 29)]):
+        mine = [numbers for owner, _, numbers in batches if owner == task]
+        per_epoch = len(mine) // 3
+        epochs = [np.concatenate(mine[k * per_epoch : (k + 1) * per_epoch]).tolist() for k in range(3)]
+        for epoch in epochs:
+            assert sorted(epoch) == list(range(start, stop))
+        assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_batches_are_full_but_for_the_last_of_an_epoch():
+    sizes = [len(numbers) for _, _, numbers in recorded_batches()]
+    assert sizes == [4, 4, 2] * 3 + [4, 4] * 3 + [4, 4, 3] * 3
+
+
+def test_the_order_of_samples_is_decided_by_the_seed():
+    assert recorded_batches(1) == recorded_batches(1)
+    assert recorded_batches(1) != recorded_batches(2)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("log_every", [1, 3, 100])
+def test_a_loss_that_is_no_number_fails_the_run_and_names_the_step(value, log_every):
+    class Breaking(Sgd):
+        def loss(self, parts, outputs, place):
+            return super().loss(parts, outputs, place) * (value if place.step == 4 else 1.0)
+
+    config, stream = run_config("sgd", n_epochs=2, log_every=log_every), class_stream()
+    net, method = build_run(config, stream)
+    training = Training(config, stream, net, Breaking(net, config, 6, method.augment, None))
+    with pytest.raises(RunFailed, match=rf"became {value} at step 5, task 1"):
+        training.run()
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_a_batch_of_one_that_cannot_be_normalized_fails_the_run(norm):
+    with pytest.raises(RunFailed, match="--batch_size"):
+        run(run_config("sgd", norm), class_stream(sizes=(10, 9, 8)))
+
+
+class Nosy(Notebook):
+    """Draws from the global generators whenever it is told something."""
+
+    def on_step(self, task, step):
+        super().on_step(task, step)
+        torch.rand(3)
+        np.random.rand(3)  # noqa: NPY002 (the global generator is the point)
+
+    on_log = on_evaluation = lambda self, event: torch.randn(2)
+
+
+@pytest.mark.parametrize(("model", "norm"), [("derpp", "adab2n"), ("er", "bn")])
+def test_observers_do_not_change_the_weights(model, norm, tmp_path):
+    config, stream = run_config(model, norm), class_stream()
+    alone, net, _ = run(config, stream)
+    watched, watched_net, _ = run(config, stream, [Nosy(), JsonLines(tmp_path / "log.jsonl")])
+    assert watched["results"] == alone["results"]
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, watched_net.state_dict()[name]), name
+
+
+def test_training_moves_every_weight():
+    config, stream = run_config("derpp", "adab2n"), class_stream()
+    net, method = build_run(config, stream)
+    before = weights_of(net)
+    Training(config, stream, net, method).run()
+    for name, parameter in net.named_parameters():
+        start = before.get(name, torch.zeros_like(parameter))
+        assert (parameter - start).abs().max() > 0, name
+    assert len(net.norms.psi) == 3
+
+
+def test_the_penalty_joins_the_loss_with_its_weight():
+    """In the second step, the first that replays, losses differ by (lambda - lambda') times the penalty."""
+    losses = {}
+    for lambd in (0.0, 1.0, 3.0):
+        notebook = Notebook()
+        run(run_config("er", "adab2n", lambd=lambd, log_every=1), class_stream(), [notebook])
+        losses[lambd] = [event["loss"] for event in notebook.of_kind("log")]
+    assert losses[0.0][0] == losses[1.0][0] == losses[3.0][0]
+    penalty = losses[1.0][1] - losses[0.0][1]
+    assert penalty > 0.01
+    assert losses[3.0][1] - losses[0.0][1] == pytest.approx(3 * penalty, rel=1e-4)
+
+
+# --- tasks that share their classes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+@pytest.mark.parametrize("model", ["er", "derpp"])
+@pytest.mark.parametrize("mode", ["reservoir", "ring"])
+def test_domain_incremental_run(model, norm, mode):
+    notebook = Notebook()
+    stream = make_stream(make_spec("domain", n_tasks=3, train_sizes=(10, 8, 11)))
+    outcome, _, method = run(run_config(model, norm, buffer_mode=mode), stream, [notebook])
+    assert list(outcome["results"]) == ["domain_il"]
+    assert [len(event["accuracy"]["domain_il"]) for event in notebook.of_kind("evaluation")] == [2, 3, 3]
+    assert len(method.buffer) == 12
+    numbers = sample_numbers(method.buffer.images)
+    assert len(set(numbers)) == 12
+    assert method.buffer.tasks.tolist() == np.searchsorted([10, 18], numbers, side="right").tolist()
+    assert set(method.buffer.tasks) == {0, 1, 2}
+    assert method.buffer.labels.tolist() == stream.train_data.labels_host[numbers].tolist()

@@ -1,0 +1,56 @@
+"""SIGTERM and SIGINT end a run after a checkpoint; a second SIGINT quits at once.
+
+The handlers only note the signal while a step or a checkpoint is under way, and raise where nothing can be torn.
+They are installed even as process 1 of a container, where the default actions do not exist.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Interrupted(Exception):
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+class Signals:
+    """`with Signals() as signals`, and `with signals.held()` around what must not be torn."""
+
+    def __init__(self):
+        self.received: int | None = None
+        self._holding = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            os._exit(128 + number)
+        self.received = number
+        if not self._holding:
+            raise Interrupted(number)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        before, self._holding = self._holding, True
+        try:
+            yield
+        finally:
+            self._holding = before
+
+    def check(self) -> None:
+        if self.received is not None:
+            raise Interrupted(self.received)

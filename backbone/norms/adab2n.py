@@ -128,9 +128,9 @@ class AdaptiveBalance(BatchNormFamily):
             raise ValueError(f"a batch holds samples of task {len(tasks.counts) - 1}, which has not begun")
         share = tasks.on_device(np.pad(tasks.share, ((0, 0), (0, -unseen))))
         counts = tasks.on_device(np.pad(tasks.counts, (0, -unseen)))
-        weights = share @ self.task_weights(counts)
+        weights = self.task_weights(counts).T @ share.T
         same_task = tasks.same_task() if self.variance == "within" else None
-        return [SampleWeights(column, same_task) for column in weights.unbind(1)]
+        return [SampleWeights(of_layer, same_task) for of_layer in weights.unbind()]
 
     def task_weights(self, counts: torch.Tensor) -> torch.Tensor:
         """p of Eq. 14 for all layers: (tasks, layers) from the (tasks,) sample counts of a batch."""

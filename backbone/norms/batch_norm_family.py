@@ -101,10 +101,11 @@ class BatchNormFamily(SharedNormState):
     def end_forward(self) -> None:
         means, variances = zip(*(self._statistics[layer.index] for layer in self.layers), strict=True)
         self._statistics = {}
-        batch = [statistic.detach() for statistic in (*means, *variances)]
-        torch._foreach_lerp_(self.running_statistics(), batch, self.momentum())
+        batch = [*means, *variances]
+        with torch.no_grad():
+            torch._foreach_lerp_(self.running_statistics(), batch, self.momentum())
         self.updates += 1
-        self.after_update([*means, *variances])
+        self.after_update(batch)
 
     def running_statistics(self) -> list[torch.Tensor]:
         return [layer.running_mean for layer in self.layers] + [layer.running_var for layer in self.layers]

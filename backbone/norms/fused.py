@@ -3,12 +3,13 @@
 The activation is touched only in four passes: sample moments, scale and shift, gradient sums, input gradient.
 They are tensor operations here (`TensorPasses`) and kernels in `triton_passes`. Everything between them works on
 per-sample moments, small (N, C) tensors, so that no switch of the statistics costs a pass. With
-d_n = a_n - mean_n, r = (sigma2 + eps)^-1/2 and s = gamma r:
+s = gamma (sigma2 + eps)^-1/2 and g the gradient of the output:
 
-    forward     out = d s + k        k_n = (mean_n - mu) s + beta
-    backward    da  = g s + d p + q  p_n = 2 dvar_n / HW,  q_n = dmean_n / HW
+    forward     out = a s + (beta - mu s)
+    backward    da  = g s + a p + q
 
-where dvar_n = w_n dsigma2 and dmean_n are the gradients of the sample moments through mu and sigma2.
+where p_n = 2 w_n dsigma2 / HW, because sigma2 is quadratic in a, and q_n is all that does not depend on the position:
+what comes through mu, and the centre of sigma2.
 """
 
 from __future__ import annotations
@@ -20,43 +21,43 @@ import torch
 
 from backbone.norms.weighted import Normalized, SampleWeights, compute_dtype, filled_weights
 
-CHUNK = 2**18  # elements; 1 MB of float32, within a core's cache
+CHUNK = 2**21  # elements of an intermediate result: 8 MB of float32, within the last cache of most CPUs
 
 
 class TensorPasses:
     """The passes as tensor operations; (N, C, HW) or, for channels-last, (N, HW, C) is the order in memory.
 
-    The forms were chosen by timing on CPUs, separately for the two layouts. Intermediate results are as large as a
-    chunk of samples that stays in the cache, so that main memory sees each activation about as often as with BN. Two
-    borrowed kernels do much of the work: BN's own for testing is the fastest `x * alpha + beta` per row, and the
-    backward of that is the fastest pair of sums over channels-last maps.
+    The forms were chosen by timing on CPUs, separately for the two layouts. Two borrowed kernels do much of the work:
+    BN's own for testing is the fastest scale and shift, and its backward the fastest sums over channels-last maps.
     """
 
     @staticmethod
-    def moments(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(N, C) mean and variance over space, in two passes over each chunk."""
+    def moments(a: torch.Tensor, *, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """(N, C) mean and variance over space.
+
+        The squares are taken about a first guess of the channel's mean, which saves a pass over memory. The error is
+        small against the variance of the batch; where single variances count, `exact` takes them about their own mean.
+        """
         flat, space = flattened(a)
-        return by_chunks(lambda x: _moments_of_chunk(x, space), flat)
+        if exact:
+            return by_chunks(lambda x: _exact_moments(x, space), flat)
+        guess = flat[0].mean(space - 1)
+        distance, square = by_chunks(lambda x: _shifted_sums(x, space, guess), flat)
+        area = flat.shape[space]
+        distance, square = distance.div_(area), square.div_(area)
+        return distance + guess, square.addcmul_(distance, distance, value=-1)
 
     @staticmethod
-    def scale_and_shift(a, mean, scale, shift) -> torch.Tensor:
-        """(a - mean) s + k with (C,) s and (N, C) k."""
-        flat, space = flattened(a)
-        if space == 2:
-            out = rowwise(flat, mean, scale.expand_as(shift), shift)
-        else:
-            out = torch.addcmul(torch.addcmul(shift, mean, scale, value=-1).unsqueeze(1), flat, scale)
-        return unflattened(out, a, space)
+    def scale_and_shift(a, mu, sigma2, gamma, beta, eps: float) -> torch.Tensor:
+        return torch.batch_norm(a, gamma, beta, mu, sigma2, False, 0.0, eps, False)
 
     @staticmethod
-    def gradient_sums(g, a, mean, mu, *, per_sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradient_sums(g, a, mu, *, per_sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums of g and of g (a - mu): over space, (N, C), if asked per sample; else also over samples, (C,)."""
         if is_channels_last(a) and not per_sample:
             ones = torch.ones_like(mu)
-            g, a = g.to(mu.dtype), a.to(mu.dtype)
-            only_sums = [False, True, True]
             _, products, total = torch.ops.aten.native_batch_norm_backward(
-                g, a, ones, mu, ones, None, None, False, 0.0, only_sums
+                g.to(mu.dtype), a.to(mu.dtype), ones, mu, ones, None, None, False, 0.0, [False, True, True]
             )
             return total, products
         (g, space), (a, _) = flattened(g), flattened(a)
@@ -65,45 +66,35 @@ class TensorPasses:
         return (total, products) if per_sample else (total.sum(0), products.sum(0))
 
     @staticmethod
-    def input_gradient(g, a, mean, scale, slope, offset) -> torch.Tensor:
-        """g s + (a - mean) p + q with (C,) s and (N, C) p and q."""
+    def input_gradient(g, a, scale, slope, offset) -> torch.Tensor:
+        """g s + a p + q with (C,) s and (N, C) p and q."""
         like = g
         (g, space), (a, _) = flattened(g), flattened(a)
         if space == 2:
-            out = rowwise(a, mean, slope, offset).addcmul_(g, scale.unsqueeze(1))
+            out = (a * slope.unsqueeze(2)).add_(offset.unsqueeze(2)).addcmul_(g, scale.unsqueeze(1))
         else:
-            shift = torch.addcmul(offset, mean, slope, value=-1)
-            out = torch.addcmul(shift.unsqueeze(1), a, slope.unsqueeze(1)).addcmul_(g, scale)
+            out = torch.addcmul(offset.unsqueeze(1), a, slope.unsqueeze(1)).addcmul_(g, scale)
         return unflattened(out, like, space)
 
 
-def rowwise(flat: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """(x - mean) slope + offset with one of each per row of an (N, C, HW) activation: BN's kernel for testing."""
-    rows = mean.numel()
-    out = torch.batch_norm(
-        flat.reshape(1, rows, -1),
-        slope.reshape(-1),
-        offset.reshape(-1),
-        mean.reshape(-1),
-        mean.new_ones(rows),
-        training=False,
-        momentum=0.0,
-        eps=0.0,
-        cudnn_enabled=False,
-    )
-    return out.view(flat.shape)
+def _shifted_sums(x: torch.Tensor, space: int, guess: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    distance = x - (guess.unsqueeze(1) if space == 2 else guess)
+    return distance.sum(space), _sum_of_squares(distance, space)
 
 
-def _moments_of_chunk(x: torch.Tensor, space: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _exact_moments(x: torch.Tensor, space: int) -> tuple[torch.Tensor, torch.Tensor]:
     mean = x.mean(space)
-    centered = x - mean.unsqueeze(space)
-    squares = torch.linalg.vector_norm(centered, dim=2).square_() if space == 2 else centered.square_().sum(1)
-    return mean, squares.div_(x.shape[space])
+    return mean, _sum_of_squares(x - mean.unsqueeze(space), space).div_(x.shape[space])
+
+
+def _sum_of_squares(x: torch.Tensor, space: int) -> torch.Tensor:
+    """Of a tensor that is not needed any more. A vector norm is fast over a contiguous axis only."""
+    return torch.linalg.vector_norm(x, dim=2).square_() if space == 2 else x.square_().sum(1)
 
 
 def by_chunks(function: Callable, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """`function` of a few samples at a time, about CHUNK elements; its results joined."""
-    samples = max(1, CHUNK // tensors[0][0].numel())
+    samples = max(1, CHUNK // tensors[0].stride(0))
     if samples >= len(tensors[0]):
         return function(*tensors)
     parts = [function(*chunk) for chunk in zip(*(tensor.split(samples) for tensor in tensors), strict=True)]
@@ -111,7 +102,7 @@ def by_chunks(function: Callable, *tensors: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def is_channels_last(a: torch.Tensor) -> bool:
-    return a.dim() == 4 and a.is_contiguous(memory_format=torch.channels_last) and not a.is_contiguous()
+    return a.dim() == 4 and not a.is_contiguous() and a.is_contiguous(memory_format=torch.channels_last)
 
 
 def flattened(a: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -133,53 +124,50 @@ def unflattened(flat: torch.Tensor, like: torch.Tensor, space: int) -> torch.Ten
 class _WeightedBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a, weights, gamma, beta, same_task, eps: float, balanced_affine: bool, passes: Any):
-        mean, var = passes.moments(a)
+        mean, var = passes.moments(a, exact=same_task is not None)
         mu = weights @ mean
-        off = mean - mu
-        spread = off if same_task is None else mean - same_task @ mean
+        # The distances of the sample means to the centre that sigma2 is taken about.
+        spread = mean - (mu if same_task is None else same_task @ mean)
         second = torch.addcmul(var, spread, spread)
         sigma2 = weights @ second
-        inverse = (sigma2 + eps).rsqrt_()
-        scale = gamma * inverse
-        out = passes.scale_and_shift(a, mean, scale, torch.addcmul(beta, off, scale))
-        ctx.save_for_backward(a, weights, mean, mu, spread, second, inverse, scale, same_task)
-        ctx.passes, ctx.balanced_affine = passes, balanced_affine
+        out = passes.scale_and_shift(a, mu, sigma2, gamma, beta, eps)
+        ctx.save_for_backward(a, weights, gamma, mean, mu, spread, second, sigma2, same_task)
+        ctx.passes, ctx.balanced_affine, ctx.eps = passes, balanced_affine, eps
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
         return out, mu, sigma2, mean, var
 
     @staticmethod
     def backward(ctx, g, g_mu, g_sigma2, _mean, _var):
-        a, weights, mean, mu, spread, second, inverse, scale, same_task = ctx.saved_tensors
+        a, weights, gamma, mean, mu, spread, second, sigma2, same_task = ctx.saved_tensors
         g = torch.zeros_like(a) if g is None else g
         g = g.contiguous(memory_format=torch.channels_last if is_channels_last(a) else torch.contiguous_format)
-        d_beta, d_scale = ctx.passes.gradient_sums(g, a, mean, mu, per_sample=ctx.balanced_affine)
-        per_sample = (d_beta, d_scale)
+        d_beta, d_scale = ctx.passes.gradient_sums(g, a, mu, per_sample=ctx.balanced_affine)
+        inverse = (sigma2 + ctx.eps).rsqrt_()
+        scale = gamma * inverse
         if ctx.balanced_affine:
+            # The statistics feel the plain sums; gamma and beta those in which every task counts the same.
+            shares = len(weights) * weights
+            d_affine = shares @ d_scale * inverse, shares @ d_beta
             d_beta, d_scale = d_beta.sum(0), d_scale.sum(0)
-        d_sigma2 = -0.5 * d_scale * scale * inverse.square()
-        d_mu = -scale * d_beta
-        if g_mu is not None:
-            d_mu = d_mu + g_mu
-        if g_sigma2 is not None:
-            d_sigma2 = d_sigma2 + g_sigma2
-        if ctx.balanced_affine:
-            d_beta, d_scale = (len(weights) * weights @ sums for sums in per_sample)
-        area = a[0, 0].numel()
-        column = weights.unsqueeze(1)
-        slope = column * (d_sigma2 * (2 / area))
-        pull = slope * spread  # to the sample means, through their distances to the centre of sigma2
-        if same_task is None:
-            offset = torch.addcmul(pull, column, d_mu / area - pull.sum(0))
         else:
-            offset = torch.addcmul(pull - same_task @ pull, column, d_mu / area)
-        d_a = ctx.passes.input_gradient(g, a, mean, scale, slope, offset)
-        d_weights = None
-        if ctx.needs_input_grad[1]:
-            if same_task is None:
-                d_mu = d_mu - area * pull.sum(0)
-            d_weights = mean @ d_mu + second @ d_sigma2
-        return d_a, d_weights, d_scale * inverse, d_beta, None, None, None, None
+            d_affine = d_scale * inverse, d_beta
+        d_sigma2 = (d_scale * scale).mul_(inverse.square_()).mul_(-0.5)
+        if g_sigma2 is not None:
+            d_sigma2 += g_sigma2
+        d_mu = -scale * d_beta if g_mu is None else torch.addcmul(g_mu, scale, d_beta, value=-1)
+        area = a[0, 0].numel()
+        curve = d_sigma2 * (2 / area)
+        slope = torch.outer(weights, curve)
+        if same_task is None:
+            d_mu -= area * curve * (weights @ spread)
+            offset = torch.outer(weights, torch.addcmul(d_mu / area, curve, mu, value=-1))
+        else:
+            pull = slope * spread
+            offset = torch.outer(weights, d_mu / area) + pull - same_task @ pull - slope * mean
+        d_a = ctx.passes.input_gradient(g, a, scale, slope, offset)
+        d_weights = torch.addmv(second @ d_sigma2, mean, d_mu) if ctx.needs_input_grad[1] else None
+        return d_a, d_weights, *d_affine, None, None, None, None
 
 
 def fused(a: torch.Tensor, by: SampleWeights, gamma, beta, eps: float, passes: Any = TensorPasses) -> Normalized:

@@ -54,16 +54,15 @@ def _moments(a, mean, var, C, S, stride_n, stride_c, stride_s, ACC: tl.constexpr
 
 
 @triton.jit
-def _scale_and_shift(a, mean, scale, shift, out, C, S, stride_n, stride_c, stride_s,
+def _scale_and_shift(a, scale, shift, out, C, S, stride_n, stride_c, stride_s,
                      ACC: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     offsets, inside = _tile(n, stride_n, c, stride_c, tl.program_id(2) * BS + tl.arange(0, BS), stride_s, C, S)
-    m = tl.load(mean + n * C + c, c < C, other=0.0)[:, None]
     s = tl.load(scale + c, c < C, other=0.0)[:, None]
-    k = tl.load(shift + n * C + c, c < C, other=0.0)[:, None]
+    k = tl.load(shift + c, c < C, other=0.0)[:, None]
     x = tl.load(a + offsets, inside, other=0.0).to(ACC)
-    tl.store(out + offsets, (x - m) * s + k, inside)
+    tl.store(out + offsets, x * s + k, inside)
 
 
 @triton.jit
@@ -85,18 +84,17 @@ def _gradient_sums(g, a, mu, sum_g, sum_gd, C, S, stride_n, stride_c, stride_s,
 
 
 @triton.jit
-def _input_gradient(g, a, mean, scale, slope, offset, out, C, S, stride_n, stride_c, stride_s,
+def _input_gradient(g, a, scale, slope, offset, out, C, S, stride_n, stride_c, stride_s,
                     ACC: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr):  # fmt: skip
     n = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     offsets, inside = _tile(n, stride_n, c, stride_c, tl.program_id(2) * BS + tl.arange(0, BS), stride_s, C, S)
-    m = tl.load(mean + n * C + c, c < C, other=0.0)[:, None]
     s = tl.load(scale + c, c < C, other=0.0)[:, None]
     p = tl.load(slope + n * C + c, c < C, other=0.0)[:, None]
     q = tl.load(offset + n * C + c, c < C, other=0.0)[:, None]
     x = tl.load(a + offsets, inside, other=0.0).to(ACC)
     y = tl.load(g + offsets, inside, other=0.0).to(ACC)
-    tl.store(out + offsets, y * s + (x - m) * p + q, inside)
+    tl.store(out + offsets, y * s + x * p + q, inside)
 
 
 class _Layout:
@@ -126,27 +124,28 @@ class TritonPasses:
     """Same interface as `fused.TensorPasses`."""
 
     @staticmethod
-    def moments(a):
-        layout = _Layout(a)
+    def moments(a, *, exact):
+        layout = _Layout(a)  # these moments are always exact
         mean, var = layout.two_moments(a)
         _moments[layout.rows](a, mean, var, *layout.arguments)
         return mean, var
 
     @staticmethod
-    def scale_and_shift(a, mean, scale, shift):
+    def scale_and_shift(a, mu, sigma2, gamma, beta, eps):
         layout, out = _Layout(a), torch.empty_like(a)
-        _scale_and_shift[layout.tiles](a, mean, scale, shift, out, *layout.arguments)
+        scale = gamma * (sigma2 + eps).rsqrt_()
+        _scale_and_shift[layout.tiles](a, scale, torch.addcmul(beta, mu, scale, value=-1), out, *layout.arguments)
         return out
 
     @staticmethod
-    def gradient_sums(g, a, mean, mu, *, per_sample):
+    def gradient_sums(g, a, mu, *, per_sample):
         layout = _Layout(a)
         total, products = layout.two_moments(a)
         _gradient_sums[layout.rows](g, a, mu, total, products, *layout.arguments)
         return (total, products) if per_sample else (total.sum(0), products.sum(0))
 
     @staticmethod
-    def input_gradient(g, a, mean, scale, slope, offset):
+    def input_gradient(g, a, scale, slope, offset):
         layout, out = _Layout(a), torch.empty_like(a)
-        _input_gradient[layout.tiles](g, a, mean, scale, slope, offset, out, *layout.arguments)
+        _input_gradient[layout.tiles](g, a, scale, slope, offset, out, *layout.arguments)
         return out

@@ -30,6 +30,7 @@ def norm_stack(
     layers = [factory(channels, spatial=(side, side)) for channels, side in shapes]
     for _ in range(tasks):
         factory.shared.begin_task()
+    parameters = [p for module in (*layers, factory.shared) for p in module.parameters()]
     generator = torch.Generator().manual_seed(0)
 
     def tensor(channels: int, side: int) -> torch.Tensor:
@@ -47,9 +48,8 @@ def norm_stack(
         roots, their_gradients = outputs, gradients
         if weight:
             roots, their_gradients = [*outputs, weight * factory.shared.penalty()], [*gradients, None]
-        torch.autograd.backward(roots, their_gradients)
-        for a in inputs:
-            a.grad = None
+        # Not `backward`: it would copy some gradients into leaves, which no layer inside a network does.
+        torch.autograd.grad(roots, [*inputs, *parameters], their_gradients, allow_unused=True)
 
     return run
 

@@ -22,8 +22,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import sklearn.datasets  # noqa: F401 (imported once here, not in every fork)
-
 import utils.execution  # noqa: F401
 from main import main
 

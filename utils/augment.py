@@ -35,7 +35,7 @@ class Augment:
         self.shift = torch.tensor(-mean / std, dtype=dtype, device=device)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(self.shift, images.to(self.scale.dtype, memory_format=self.layout), self.scale)
+        return images.to(self.scale.dtype, memory_format=self.layout).mul_(self.scale).add_(self.shift)
 
     def __call__(self, images: torch.Tensor, stream: str, step: int) -> torch.Tensor:
         if self.padding or self.flip:
@@ -43,13 +43,19 @@ class Augment:
         return self.normalize(images)
 
     def _crop_and_flip(self, images: torch.Tensor, draw: np.random.Generator) -> torch.Tensor:
-        count, channels, height, width = images.shape
-        wide = width + 2 * self.padding
-        rows = draw.integers(0, 2 * self.padding + 1, (count, 1)) + np.arange(height)
-        columns = draw.integers(0, 2 * self.padding + 1, (count, 1)) + np.arange(width)
+        """One window per sample out of the padded image or out of its mirror image, picked in one operation."""
+        count, _, height, width = images.shape
+        places = 2 * self.padding + 1
+        rows, columns = draw.integers(0, places, count), draw.integers(0, places, count)
+        sources, source = F.pad(images, (self.padding,) * 4), np.arange(count)
         if self.flip:
-            columns = np.where(draw.random((count, 1)) < 0.5, columns[:, ::-1], columns)
-        pixels = (rows[:, :, None] * wide + columns[:, None, :]).reshape(count, 1, -1)
-        padded = F.pad(images, (self.padding,) * 4).flatten(2)
-        index = to_device(pixels, torch.empty(0, dtype=torch.int64, device=images.device))
-        return padded.gather(2, index.expand(-1, channels, -1)).view(count, channels, height, width)
+            flipped = draw.random(count) < 0.5
+            sources = torch.cat([sources, sources.flip(3)])
+            # A window that is cropped and then mirrored lies on the other side of the mirror image.
+            source, columns = source + count * flipped, np.where(flipped, places - 1 - columns, columns)
+        windows = sources.unfold(2, height, 1).unfold(3, width, 1)  # a view: (sources, channels, rows, columns, h, w)
+        if images.device.type == "cpu":  # the same pick, five times as fast
+            return torch.from_numpy(windows.numpy()[source, :, rows, columns])
+        index = torch.empty(0, dtype=torch.int64, device=images.device)
+        source, rows, columns = to_device(np.stack([source, rows, columns]), index)
+        return windows[source, :, rows, columns]

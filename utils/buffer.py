@@ -126,11 +126,10 @@ class Buffer:
         slots = self.policy.slots(labels_host, tasks, draw)
         self._filled = self.policy.filled()
         # Within a batch the last write to a slot wins; settled here, since a device may write in any order.
-        slots_reversed, first = np.unique(slots[::-1], return_index=True)
-        source = (len(slots) - 1 - first)[slots_reversed >= 0]
-        if not len(source):
+        last_write = {slot: index for index, slot in enumerate(slots.tolist()) if slot >= 0}
+        if not last_write:
             return
-        slots = slots[source]
+        slots, source = np.array([*last_write]), np.array([*last_write.values()])
         self.tasks[slots] = tasks[source]
         slots, source = to_device(np.stack([slots, source]), self.labels)
         self.images.index_copy_(0, slots, images.index_select(0, source))

@@ -9,6 +9,7 @@ import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +121,6 @@ def plain(config: Config) -> dict[str, Any]:
 
 
 def environment(config: Config) -> dict[str, Any]:
-    import numpy
-    import torchvision
-
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     return {
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
@@ -132,8 +130,7 @@ def environment(config: Config) -> dict[str, Any]:
         "peak_cuda_memory_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if cuda else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "numpy": numpy.__version__,
+        **{name: metadata.version(name) for name in ("torchvision", "numpy")},
         "commit": commit(),
     }
 

@@ -161,7 +161,7 @@ class Training:
         self.net.train()
         with self.signals.held():
             while cursor.epoch < self.config.n_epochs:
-                self._train_epoch(data)
+                self.train_epoch(data)
                 cursor.epoch, cursor.batch = cursor.epoch + 1, 0
         self.training_time.stop()
         self._checkpoint_after_task()
@@ -172,7 +172,7 @@ class Training:
             self._save()
         self.signals.check()
 
-    def _train_epoch(self, data: Split) -> None:
+    def train_epoch(self, data: Split) -> None:
         config, cursor = self.config, self.cursor
         lr = learning_rate(config, cursor.task, cursor.epoch)
         for group in self.optimizer.param_groups:

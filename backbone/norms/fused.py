@@ -14,6 +14,7 @@ what comes through mu, and the centre of sigma2.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +43,8 @@ class TensorPasses:
         if exact:
             return by_chunks(lambda x: _exact_moments(x, space), flat)
         guess = flat[0].mean(space - 1)
-        distance, square = by_chunks(lambda x: _shifted_sums(x, space, guess), flat)
+        center = guess.unsqueeze(1) if space == 2 else guess
+        distance, square = by_chunks(lambda x: _shifted_sums(x, space, center), flat)
         area = flat.shape[space]
         distance, square = distance.div_(area), square.div_(area)
         return distance + guess, square.addcmul_(distance, distance, value=-1)
@@ -62,34 +64,54 @@ class TensorPasses:
             return total, products
         (g, space), (a, _) = flattened(g), flattened(a)
         center = mu.unsqueeze(1) if space == 2 else mu
-        total, products = by_chunks(lambda g, a: (g.sum(space), (a - center).mul_(g).sum(space)), g, a)
+        total, products = by_chunks(
+            lambda g, a: (g.sum(space), torch.sub(a, center, out=scratch(a)).mul_(g).sum(space)), g, a
+        )
         return (total, products) if per_sample else (total.sum(0), products.sum(0))
 
     @staticmethod
     def input_gradient(g, a, scale, slope, offset) -> torch.Tensor:
         """g s + a p + q with (C,) s and (N, C) p and q."""
-        like = g
-        (g, space), (a, _) = flattened(g), flattened(a)
-        if space == 2:
-            out = (a * slope.unsqueeze(2)).add_(offset.unsqueeze(2)).addcmul_(g, scale.unsqueeze(1))
+        dtype, space = g.dtype, (1,) * (g.dim() - 2)
+        g, a = g.to(scale.dtype), a.to(scale.dtype)
+        slope, offset, scale = (
+            slope.view(*slope.shape, *space),
+            offset.view(*offset.shape, *space),
+            scale.view(-1, *space),
+        )
+        if is_channels_last(a):
+            out = torch.addcmul(offset, a, slope, out=torch.empty_like(a)).addcmul_(g, scale)
         else:
-            out = torch.addcmul(offset.unsqueeze(1), a, slope.unsqueeze(1)).addcmul_(g, scale)
-        return unflattened(out, like, space)
+            out = (a * slope).add_(offset).addcmul_(g, scale)
+        return out.to(dtype)
 
 
-def _shifted_sums(x: torch.Tensor, space: int, guess: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    distance = x - (guess.unsqueeze(1) if space == 2 else guess)
+def _shifted_sums(x: torch.Tensor, space: int, center: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    distance = torch.sub(x, center, out=scratch(x))
     return distance.sum(space), _sum_of_squares(distance, space)
 
 
 def _exact_moments(x: torch.Tensor, space: int) -> tuple[torch.Tensor, torch.Tensor]:
     mean = x.mean(space)
-    return mean, _sum_of_squares(x - mean.unsqueeze(space), space).div_(x.shape[space])
+    distance = torch.sub(x, mean.unsqueeze(space), out=scratch(x))
+    return mean, _sum_of_squares(distance, space).div_(x.shape[space])
 
 
 def _sum_of_squares(x: torch.Tensor, space: int) -> torch.Tensor:
     """Of a tensor that is not needed any more. A vector norm is fast over a contiguous axis only."""
     return torch.linalg.vector_norm(x, dim=2).square_() if space == 2 else x.square_().sum(1)
+
+
+_spaces = threading.local()
+
+
+def scratch(like: torch.Tensor) -> torch.Tensor:
+    """Working space of a tensor's size, the same memory every time: fresh memory would be cold in the cache."""
+    size, spaces = like.numel(), vars(_spaces)
+    space = spaces.get(str(like.dtype))
+    if space is None or len(space) < size:
+        space = spaces[str(like.dtype)] = torch.empty(max(size, CHUNK), dtype=like.dtype)
+    return space[:size].view(like.shape)
 
 
 def by_chunks(function: Callable, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -114,13 +136,6 @@ def flattened(a: torch.Tensor) -> tuple[torch.Tensor, int]:
     return a.view(a.shape[0], a.shape[1], -1), 2
 
 
-def unflattened(flat: torch.Tensor, like: torch.Tensor, space: int) -> torch.Tensor:
-    if space == 1:
-        n, c, h, w = like.shape
-        return flat.view(n, h, w, c).permute(0, 3, 1, 2).to(like.dtype)
-    return flat.view(like.shape).to(like.dtype)
-
-
 class _WeightedBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a, weights, gamma, beta, same_task, eps: float, balanced_affine: bool, passes: Any):
@@ -131,15 +146,17 @@ class _WeightedBatchNorm(torch.autograd.Function):
         second = torch.addcmul(var, spread, spread)
         sigma2 = weights @ second
         out = passes.scale_and_shift(a, mu, sigma2, gamma, beta, eps)
-        ctx.save_for_backward(a, weights, gamma, mean, mu, spread, second, sigma2, same_task)
+        ctx.save_for_backward(a, weights, gamma, mu, sigma2, same_task)
+        ctx.moments = mean, spread, second
         ctx.passes, ctx.balanced_affine, ctx.eps = passes, balanced_affine, eps
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
-        return out, mu, sigma2, mean, var
+        return out, mu, sigma2, mean.clone(), var
 
     @staticmethod
     def backward(ctx, g, g_mu, g_sigma2, _mean, _var):
-        a, weights, gamma, mean, mu, spread, second, sigma2, same_task = ctx.saved_tensors
+        a, weights, gamma, mu, sigma2, same_task = ctx.saved_tensors
+        mean, spread, second = ctx.moments
         g = torch.zeros_like(a) if g is None else g
         g = g.contiguous(memory_format=torch.channels_last if is_channels_last(a) else torch.contiguous_format)
         d_beta, d_scale = ctx.passes.gradient_sums(g, a, mu, per_sample=ctx.balanced_affine)

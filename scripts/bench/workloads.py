@@ -9,6 +9,7 @@ import torch
 
 from backbone.norms import norm_factory
 from datasets.stream import Augmentation, Stream, StreamSpec, bounds, split_of
+from models.method import Place
 from utils.arguments import resolve
 from utils.build import build_method, build_network
 from utils.training import Cursor, Training
@@ -67,18 +68,22 @@ def synthetic_stream(spec: StreamSpec) -> Stream:
     )
 
 
-def cifar_like_spec(per_class: int = 100) -> StreamSpec:
+def cifar_like_spec(per_class: int = 250) -> StreamSpec:
     sizes = (2 * per_class,) * 5
     return StreamSpec(
         "noise", "class", 5, 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3, Augmentation(4, True), sizes, (10,) * 5
     )
 
 
-def training_in_second_task(**options) -> Training:
+def second_task(training: Training) -> Place:
+    return Place(1, training.cursor.step)
+
+
+def training_in_second_task(net: torch.nn.Module | None = None, **options) -> Training:
     """A run of which the first task is over: the buffer is full of it and every method replays."""
     config = resolve({"dataset": "seq-cifar10", "buffer_size": 100, **options})
     stream, device = synthetic_stream(cifar_like_spec()), torch.device("cpu")
-    net = build_network(config, stream.spec, device)
+    net = net or build_network(config, stream.spec, device)
     method = build_method(config, stream.spec, net, device)
     training = Training(config, stream, net, method)
     method.prepare(stream)

@@ -1,0 +1,90 @@
+"""resident memory by data set and buffer size, against their size as uint8
+
+Every row is a process of its own that builds the data set and the buffer, takes a few steps, and reports by how much
+its resident size grew over the same process with next to no data.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from utils.tables import aligned
+
+DATA = {"CIFAR (60,000 x 32 x 32)": (32, 60_000), "Mini-ImageNet (60,000 x 84 x 84)": (84, 60_000)}
+CHILD = """
+import json, sys
+from scripts.bench.memory import grown
+print(json.dumps(grown(*map(int, sys.argv[1:]))))
+"""
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--buffers", type=int, nargs="+", default=[500, 2000, 5000])
+
+
+def resident_bytes() -> int:
+    import os
+
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def grown(size: int, images: int, buffer_size: int) -> dict:
+    """Resident bytes after a few steps on `images` images with a full buffer."""
+    import numpy as np
+    import torch
+
+    from datasets.dataset import RawData, in_task_order
+    from datasets.stream import Augmentation, Stream, StreamSpec, bounds
+    from scripts.bench.step import OneLayer
+    from utils.arguments import resolve
+    from utils.build import build_method
+    from utils.training import Training
+
+    torch.set_num_threads(1)
+    train, test = images * 5 // 6 // 10 * 10, images // 6 // 10 * 10
+    spec = StreamSpec("noise", "class", 5, 10, (3, size, size), (0.5,) * 3, (0.25,) * 3, Augmentation(4, True),
+                      (train // 5,) * 5, (test // 5,) * 5)  # fmt: skip
+    rng = np.random.default_rng(0)
+
+    def raw(count: int):
+        return rng.integers(0, 256, (count, 3, size, size), dtype=np.uint8), np.arange(count) % 10
+
+    data = RawData(*raw(train), *raw(test))
+    stream = Stream(
+        spec,
+        in_task_order(data.train_images, data.train_labels, spec, spec.train_sizes),
+        in_task_order(data.test_images, data.test_labels, spec, spec.test_sizes),
+        bounds(spec.train_sizes),
+        bounds(spec.test_sizes),
+    )
+    del data
+    config = resolve({"model": "er_ace", "dataset": "seq-cifar10", "buffer_size": buffer_size, "batch_size": 10})
+    net = OneLayer(3 * size * size)
+    training = Training(config, stream, net, build_method(config, spec, net, torch.device("cpu")))
+    training.method.buffer.images.fill_(1)  # as a full buffer: untouched memory is not resident
+    training.build_optimizer()
+    training.train_epoch(stream.train(0).part(0, 200))
+    return {"resident": resident_bytes(), "data": (train + test) * 3 * size**2, "buffer": buffer_size * 3 * size**2}
+
+
+def measured(*numbers: int) -> dict:
+    words = [sys.executable, "-c", CHILD, *map(str, numbers)]
+    return json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
+def run(arguments) -> dict:
+    rows = [["data set, buffer", "as uint8, MB", "grown by, MB", "ratio"]]
+    results = {}
+    for title, (size, images) in DATA.items():
+        for buffer in arguments.buffers:
+            least, full = measured(size, 120, 10), measured(size, images, buffer)
+            uint8 = full["data"] + full["buffer"] - least["data"] - least["buffer"]
+            growth = full["resident"] - least["resident"]
+            name = f"{title}, {buffer}"
+            results[name] = {"uint8": uint8, "growth": growth, "ratio": growth / uint8}
+            rows.append([name, f"{uint8 / 1e6:.1f}", f"{growth / 1e6:.1f}", f"{growth / uint8:.3f}"])
+    print(aligned(rows), end="\n\n")
+    return results

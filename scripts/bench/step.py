@@ -1,0 +1,166 @@
+"""whole training steps against the bare network, and what the rest of a step costs
+
+Steps per second of ER-ACE and DER++ as the loop does them, with log and checkpoints, beside the same network driven
+bare: forward, backward and optimizer on tensors that are already there. A ratio near 1 means that the step is the
+network and nothing else. With a network of one layer the framework's own cost shows, beside a straightforward
+PIL-and-loop implementation of the same step.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from backbone.network import Network
+from backbone.norms import norm_factory
+from models.method import CURRENT
+from scripts.bench import baseline, workloads
+from scripts.bench.timing import interleaved, ratio
+from utils.checkpoints import Checkpoints, Interval
+from utils.observers import JsonLines
+from utils.random import generator
+from utils.tables import aligned
+from utils.training import Cursor, Training, forward_parts
+
+STEPS = 10  # of one timed repetition
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 32], help="--num_filters (default 64 32)")
+    parser.add_argument("--norms", nargs="+", default=["bn", "adab2n"], help="(default bn adab2n)")
+    parser.add_argument("--models", nargs="+", default=["er_ace", "derpp"], help="(default er_ace derpp)")
+    parser.add_argument("--scenarios", nargs="+", default=["online"], choices=["online", "offline"])
+    parser.add_argument("--layouts", nargs="+", default=["auto"], choices=["auto", "yes", "no"], help="--channels_last")
+
+
+def run(arguments) -> dict:
+    own = own_cost(arguments)
+    return {"own_cost": own, "steps": step_table(arguments)}
+
+
+# --- whole steps ------------------------------------------------------------------------------------------------------
+
+
+def step_table(arguments) -> dict:
+    rows = [["model, norm, width, scenario, channels-last", "steps/s", "bare", "ratio"]]
+    results = {}
+    for width in arguments.widths:
+        for scenario in arguments.scenarios:
+            for model in arguments.models:
+                for norm in arguments.norms:
+                    for layout in arguments.layouts:
+                        title = f"{model}, {norm}, {width}, {scenario}, {layout}"
+                        options = {"model": model, "norm": norm, "scenario": scenario, "channels_last": layout}
+                        result = whole_against_bare(arguments, options | {"num_filters": width})
+                        results[title] = result
+                        spread = f"{result['ratio']:.3f} [{result['low']:.3f}, {result['high']:.3f}]"
+                        rows.append([title, f"{result['steps_per_s']:.2f}", f"{result['bare_per_s']:.2f}", spread])
+    print(aligned(rows), end="\n\n")
+    return results
+
+
+def whole_against_bare(arguments, options: dict) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        training = workloads.training_in_second_task(**options)
+        loop = epoch_of_steps(training, Path(folder))
+        bare = bare_steps(workloads.training_in_second_task(**options))
+        repetitions = max(3, arguments.repetitions // STEPS)
+        seconds = interleaved({"loop": loop, "bare": bare}, repetitions, warmup=1)
+    per_second = {name: STEPS / float(np.median(times)) for name, times in seconds.items()}
+    return {
+        "steps_per_s": per_second["loop"],
+        "bare_per_s": per_second["bare"],
+        **ratio(seconds["bare"], seconds["loop"]),
+    }
+
+
+def epoch_of_steps(training: Training, folder: Path) -> Callable[[], None]:
+    """Ten steps of the second task through the real loop, with its log and its checkpoints at the default interval."""
+    training.observers = [JsonLines(folder / "metrics.jsonl")]
+    training.observers[0].on_start(0, 0)
+    training.checkpoints = Checkpoints(folder, {}, Interval(seconds=300))
+    data = training.stream.train(1).part(0, STEPS * training.config.batch_size)
+
+    def run() -> None:
+        training.cursor = Cursor(task=1, step=training.cursor.step)
+        training.train_epoch(data)
+
+    return run
+
+
+def bare_steps(training: Training) -> Callable[[], None]:
+    """The network alone: what the step forwards, with a loss, the backward and the optimizer, on tensors at hand."""
+    batch = training.stream.train(1).part(0, training.config.batch_size)
+    parts = training.method.parts(batch, workloads.second_task(training))
+    joint, net, optimizer = training.config.replay_forward == "joint", training.net, training.optimizer
+
+    def run() -> None:
+        for _ in range(STEPS):
+            weight = net.begin_step(1, True)
+            outputs = forward_parts(net, parts, joint=joint)
+            loss = sum(F.cross_entropy(outputs[name].logits, part.labels) for name, part in parts.items())
+            if weight:
+                loss = loss + weight * net.penalty()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return run
+
+
+# --- the framework's own cost -----------------------------------------------------------------------------------------
+
+
+class OneLayer(Network):
+    def __init__(self, inputs: int = 3 * 32 * 32):
+        super().__init__(norm_factory("bn"))
+        self.classifier = nn.Linear(inputs, 10)
+
+    def body(self, x):
+        return self.classifier(x.flatten(1)), []
+
+
+def own_cost(arguments) -> dict:
+    """ER-ACE with a network of one layer: 32x32 images, batches of 10, a buffer of 500."""
+    options = {"model": "er_ace", "norm": "bn", "buffer_size": 500, "channels_last": "no"}
+    with tempfile.TemporaryDirectory() as folder:
+        training = workloads.training_in_second_task(net=OneLayer(), **options)
+        data = training.stream.train(1)
+        plain = baseline.pil_step(OneLayer(), data.images, data.labels, 10, 500)
+        candidates = {
+            "loop": epoch_of_steps(training, Path(folder)),
+            "bare": bare_steps(workloads.training_in_second_task(net=OneLayer(), **options)),
+            "PIL and loops": lambda: [plain() for _ in range(STEPS)],
+        }
+        seconds = interleaved(candidates, max(10, arguments.repetitions))
+        parts = interleaved(parts_of_a_step(training), max(100, arguments.repetitions))
+    ms = {name: float(np.median(times)) * 1e3 / STEPS for name, times in seconds.items()}
+    against = ratio(seconds["loop"], seconds["PIL and loops"])
+    rows = [["ER-ACE step with a network of one layer", "ms"], *([name, f"{value:.3f}"] for name, value in ms.items())]
+    rows.append(["loop against PIL and loops", f"{against['ratio']:.3f} [{against['low']:.3f}, {against['high']:.3f}]"])
+    rows += [[f"  of it: {name}", f"{np.median(times) * 1e3:.3f}"] for name, times in parts.items()]
+    print(aligned(rows), end="\n\n")
+    return {"ms": ms, "against_pil": against, "parts_ms": {n: float(np.median(t)) * 1e3 for n, t in parts.items()}}
+
+
+def parts_of_a_step(training: Training) -> dict[str, Callable]:
+    method, config = training.method, training.config
+    data = training.stream.train(1)
+    batch, place = data.part(0, config.batch_size), workloads.second_task(training)
+    parts = method.parts(batch, place)
+    outputs = forward_parts(training.net, parts, joint=False)
+    index = torch.arange(config.batch_size)
+    return {
+        "data": lambda: (data.images.index_select(0, index), data.labels.index_select(0, index)),
+        "augmentation": lambda: method.augment(batch.images, CURRENT, place.step),
+        "replay draw and its augmentation": lambda: method.draw("replay", place),
+        "buffer update": lambda: method.remember(batch, outputs, place),
+        "loss": lambda: method.loss(parts, outputs, place),
+        "random generator": lambda: generator(0, "bench", 1),
+    }

@@ -1,0 +1,424 @@
+"""The weighted primitive: its gradients, the fused form against the reference, rounding and half precision."""
+
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from backbone.norms.fused import fused
+from backbone.norms.weighted import UNIFORM, Normalized, SampleWeights, reference
+from tests.helpers import assert_close
+
+EPS = 1e-5
+LAYOUTS = {"nchw": torch.contiguous_format, "channels-last": torch.channels_last}
+PRIMITIVES = {"reference": reference, "fused": fused}
+BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5}
+each_primitive = pytest.mark.parametrize("primitive", PRIMITIVES.values(), ids=PRIMITIVES)
+both_variances = pytest.mark.parametrize("within", [False, True], ids=["mixture", "within"])
+
+
+def drawn(*shape: int, seed: int = 0, dtype=torch.float64) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def averaging(tasks: list[int]) -> torch.Tensor:
+    """(N, N): row n averages over the samples of n's task."""
+    same = torch.tensor([[float(one == other) for other in tasks] for one in tasks], dtype=torch.float64)
+    return same / same.sum(1, keepdim=True)
+
+
+def by_channel(vector: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return vector.view(1, -1, *(1,) * (like.dim() - 2))
+
+
+def by_sample(vector: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return vector.view(-1, *(1,) * (like.dim() - 1))
+
+
+# --- gradients ---------------------------------------------------------------------------------------------------
+
+TASKS = [0, 2, 0, 1, 2]
+WEIGHTS = [0.25, 0.1, 0.3, 0.05, 0.2]  # sum to 0.9, as with absent tasks
+FORMS = {
+    "nchw": lambda: drawn(5, 2, 2, 3),
+    "channels-last": lambda: drawn(5, 2, 2, 3).to(memory_format=torch.channels_last),
+    "vector": lambda: drawn(5, 3),
+}
+each_form = pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
+
+
+def leaves_of(a: torch.Tensor) -> list[torch.Tensor]:
+    """Activation, weights, gamma and beta that want gradients."""
+    channels = a.shape[1]
+    leaves = [a, torch.tensor(WEIGHTS, dtype=torch.float64), drawn(channels, seed=1) + 0.5, drawn(channels, seed=2)]
+    return [leaf.requires_grad_() for leaf in leaves]
+
+
+@each_primitive
+@both_variances
+@each_form
+def test_gradients_of_output_and_statistics_are_right(primitive, within, make):
+    same_task = averaging(TASKS) if within else None
+
+    def of(a, weights, gamma, beta):
+        return primitive(a, SampleWeights(weights, same_task), gamma, beta, EPS)[:3]
+
+    leaves = leaves_of(make())
+    assert torch.autograd.gradcheck(of, leaves, atol=1e-7, rtol=1e-6)
+
+
+@each_primitive
+@both_variances
+@each_form
+def test_balanced_gradients_of_scale_and_shift(primitive, within, make):
+    """They weigh sample n by N w_n; nothing else changes."""
+    a, weights, gamma, beta = leaves_of(make())
+    g = drawn(*a.shape, seed=3)
+    results = {}
+    for balanced in (False, True):
+        by = SampleWeights(weights, averaging(TASKS) if within else None, balanced)
+        done = primitive(a, by, gamma, beta, EPS)
+        loss = (done.out * g).sum() + done.mu.square().sum() + done.sigma2.sin().sum()
+        results[balanced] = done, torch.autograd.grad(loss, [a, weights, gamma, beta])
+    (_, plain), (done, gradients) = results[False], results[True]
+    assert_close(done.out, results[False][0].out)
+    assert_close(gradients[0], plain[0])
+    assert_close(gradients[1], plain[1])
+
+    unit = (a - by_channel(done.mu, a)) / by_channel((done.sigma2 + EPS).sqrt(), a)
+    shares = by_sample(len(weights) * weights, a)
+    others = [dim for dim in range(a.dim()) if dim != 1]
+    assert_close(gradients[2], (shares * g * unit).sum(others).detach())
+    assert_close(gradients[3], (shares * g).sum(others).detach())
+    assert (gradients[2] - plain[2]).abs().max() > 0.1
+    assert (gradients[3] - plain[3]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("primitive", [reference, fused], ids=["reference", "fused"])
+def test_moments_of_samples_have_no_gradient(primitive):
+    a, weights, gamma, beta = leaves_of(drawn(5, 2, 2, 3))
+    done = primitive(a, SampleWeights(weights), gamma, beta, EPS)
+    assert_close(done.sample_mean, a.detach().mean((2, 3)))
+    assert_close(done.sample_var, a.detach().var((2, 3), correction=0))
+    assert not done.sample_mean.requires_grad
+    assert not done.sample_var.requires_grad
+
+
+# --- reference and fused -----------------------------------------------------------------------------------------
+
+
+def spread_out(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Values with mean .7 that no two samples share: dividing by a variance near zero would enlarge any rounding."""
+    draw = torch.Generator().manual_seed(seed)
+    n, channels, *space = shape
+    count = n * torch.Size(space).numel()
+    columns = [torch.randperm(count, generator=draw) for _ in range(channels)]
+    values = torch.stack(columns, 1).double() / max(count - 1, 1) * 3 - 0.8
+    return values.view(n, *space, channels).movedim(-1, 1).contiguous()
+
+
+@st.composite
+def cases(draw):
+    shape = draw(
+        st.one_of(
+            st.tuples(st.integers(2, 9), st.integers(1, 6)),
+            st.tuples(st.integers(2, 9), st.integers(1, 6), st.just(1), st.just(1)),
+            st.tuples(st.integers(2, 9), st.integers(1, 6), st.integers(1, 9), st.integers(1, 9)),
+            st.tuples(st.just(1), st.integers(1, 6), st.integers(2, 7), st.integers(1, 7)),
+        )
+    )
+    n = shape[0]
+    distinct = st.permutations(range(n))  # one sample per task
+    few = st.lists(st.sampled_from([0, 1, 3]), min_size=n, max_size=n)  # task 2 is absent
+    return {
+        "shape": shape,
+        "tasks": draw(st.one_of(few, distinct)),
+        "kind": draw(st.sampled_from(["uniform", "adaptive", "any"])),
+        "within": draw(st.booleans()),
+        "balanced": draw(st.booleans()),
+        "layout": draw(st.sampled_from(list(LAYOUTS))),
+        "dtype": draw(st.sampled_from([torch.float64, torch.float32])),
+        "seed": draw(st.integers(0, 10**6)),
+    }
+
+
+def weights_for(kind: str, tasks: list[int], seed: int) -> torch.Tensor | None:
+    """None; those of pseudo-counts, with absent tasks in the normalizer; or any that are positive."""
+    n = len(tasks)
+    if kind == "uniform":
+        return None
+    draw = torch.rand(max(n, 4), dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    if kind == "any":
+        return (0.3 + draw[:n]) / n
+    phi = 0.2 + 3 * draw
+    return torch.stack([(phi[t] + tasks.count(t)) / (phi.sum() + n) / tasks.count(t) for t in tasks])
+
+
+def results_of(primitive, case) -> dict[str, torch.Tensor]:
+    """Everything that the primitive returns, and all gradients of a loss through output, mean and variance."""
+    dtype, shape, seed = case["dtype"], case["shape"], case["seed"]
+    a = spread_out(shape, seed).to(dtype)
+    if a.dim() == 4:
+        a = a.contiguous(memory_format=LAYOUTS[case["layout"]])
+    leaves = {"a": a, "gamma": drawn(shape[1], seed=seed + 2, dtype=dtype) + 1.5, "beta": drawn(shape[1], dtype=dtype)}
+    weights = weights_for(case["kind"], case["tasks"], seed)
+    if weights is not None:
+        leaves["weights"] = weights.to(dtype)
+    leaves = {name: leaf.requires_grad_() for name, leaf in leaves.items()}
+    same_task = averaging(case["tasks"]).to(dtype) if case["within"] else None
+    by = SampleWeights(leaves.get("weights"), same_task, case["balanced"])
+    done = primitive(leaves["a"], by, leaves["gamma"], leaves["beta"], EPS)
+    # Not at right angles to the output, or a gradient would be the small difference of large numbers.
+    g = 0.5 + leaves["a"].detach() + 0.3 * drawn(*shape, seed=seed + 3, dtype=dtype)
+    g_mu, g_sigma2 = (drawn(shape[1], seed=seed + k, dtype=dtype) for k in (4, 5))
+    loss = (done.out * g).sum() + (done.mu * g_mu).sum() + (done.sigma2 * g_sigma2).sum()
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    named = {f"gradient of {name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
+    return {name: value.detach() for name, value in done._asdict().items()} | named
+
+
+def without_variance(case) -> bool:
+    """Each sample is one value and the only one of its task: the variance within tasks is zero."""
+    one_value = torch.Size(case["shape"][2:]).numel() == 1
+    return case["within"] and one_value and len(set(case["tasks"])) == len(case["tasks"])
+
+
+EXAMPLE = {
+    "shape": (4, 3, 1, 1),
+    "tasks": [0, 3, 1, 2],
+    "kind": "adaptive",
+    "within": True,
+    "balanced": True,
+    "layout": "channels-last",
+    "dtype": torch.float64,
+    "seed": 0,
+}
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, database=None)
+@given(cases())
+@example(EXAMPLE)
+@example(EXAMPLE | {"shape": (1, 1, 1, 2), "tasks": [0], "dtype": torch.float32})
+@example(EXAMPLE | {"shape": (6, 7, 5, 3), "tasks": [0, 3, 3, 0, 1, 0], "dtype": torch.float32})
+@example(EXAMPLE | {"shape": (6, 7, 5, 3), "tasks": [0, 3, 3, 0, 1, 0], "dtype": torch.float32, "within": False})
+def test_fused_gives_the_numbers_of_the_reference(case):
+    assume(case["dtype"] == torch.float64 or not without_variance(case))  # see the next test
+    assert_same_numbers(case)
+
+
+def assert_same_numbers(case) -> None:
+    assert_within(results_of(fused, case), results_of(reference, case), BOUNDS[case["dtype"]])
+
+
+def assert_within(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bound: float) -> None:
+    """Largest difference over largest value."""
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype, name
+        assert found[name].shape == value.shape, name
+        assert value.isfinite().all(), name
+        difference, largest = (found[name] - value).abs().max().item(), value.abs().max().item()
+        if name == "sample_var":  # counts only as a part of the batch's variance
+            largest += expected["sample_mean"].square().max().item()
+        assert difference <= bound * largest, f"{name}: {difference:.3g} of {largest:.3g}"
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 1, 1)], ids=["vector", "1x1 map"])
+def test_tasks_of_one_value_in_float32(shape):
+    """No variance within tasks leaves a scale of 1 / sqrt(eps), which enlarges the rounding of the input's gradient."""
+    case = EXAMPLE | {"shape": shape, "dtype": torch.float32}
+    found, expected = results_of(fused, case), results_of(reference, case)
+    assert not expected["sigma2"].any()
+    enlarged = "gradient of a"
+    assert_within(found, {name: value for name, value in expected.items() if name != enlarged}, 1e-5)
+    assert_within(found, {enlarged: expected[enlarged]}, 2e-2)
+
+
+# --- rounding ----------------------------------------------------------------------------------------------------
+
+SOUND = {
+    "reference": lambda a, same_task: reference(a, UNIFORM, *affine_of(a), EPS),
+    "fused, mixture": lambda a, same_task: fused(a, UNIFORM, *affine_of(a), EPS),
+    "fused, within": lambda a, same_task: fused(a, SampleWeights(same_task=same_task), *affine_of(a), EPS),
+}
+
+
+def affine_of(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """gamma 1 and beta 0 in the type of the statistics."""
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    return torch.ones(a.shape[1], dtype=dtype), torch.zeros(a.shape[1], dtype=dtype)
+
+
+def variance_by_torch(a: torch.Tensor) -> torch.Tensor:
+    """BN's biased batch variance: momentum 1 makes it the running one, but for the factor n / (n - 1)."""
+    twin = (nn.BatchNorm2d if a.dim() == 4 else nn.BatchNorm1d)(a.shape[1], momentum=1.0)
+    twin(a)
+    count = a.numel() // a.shape[1]
+    return twin.running_var.double() * (count - 1) / count
+
+
+@pytest.mark.parametrize("form", SOUND)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(20, 16, 32, 32), (20, 64, 4, 4), (8, 5, 7, 9), (32, 48, 1, 1)], ids=str)
+def test_variance_beside_a_large_mean(form, layout, shape):
+    """Mean 1e3, variance 1, float32: over five batches the error is at most twice that of nn.BatchNorm2d.
+
+    In some layouts the latter sums in float64 and is right to the last bit; three units of it are granted there.
+    """
+    same_task = torch.full((shape[0], shape[0]), 1 / shape[0])
+    errors, errors_of_torch = [], []
+    for seed in range(5):
+        a = (drawn(*shape, seed=seed) + 1e3).float().contiguous(memory_format=LAYOUTS[layout])
+        exact = a.double().var((0, 2, 3), correction=0)
+        errors.append((SOUND[form](a, same_task).sigma2 - exact).abs().max().item())
+        errors_of_torch.append((variance_by_torch(a) - exact).abs().max().item())
+    assert max(errors) <= max(2 * max(errors_of_torch), 3 * torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_variances_within_tasks_far_apart(layout):
+    """Means 1e3 apart and variance 1: about the common mean there would be nothing left of it in float32."""
+    tasks = [0, 1, 0, 2, 2, 1]
+    a = (drawn(6, 3, 8, 8) + 1e3 * torch.tensor(tasks).view(-1, 1, 1, 1)).float()
+    a = a.contiguous(memory_format=LAYOUTS[layout])
+    of_task = [a.double()[torch.tensor(tasks) == task].var((0, 2, 3), correction=0) for task in range(3)]
+    by = SampleWeights(torch.tensor([0.1, 0.2, 0.1, 0.15, 0.15, 0.2]), averaging(tasks).float())
+    expected = 0.2 * of_task[0] + 0.4 * of_task[1] + 0.3 * of_task[2]
+    for primitive in (reference, fused):
+        assert_close(primitive(a, by, *affine_of(a), EPS).sigma2, expected, atol=2e-4)
+
+
+# --- half precision, layouts, and what autograd may ask for --------------------------------------------------------
+
+
+def with_gradients(primitive, a, weights, same_task, g) -> tuple[Normalized, list[torch.Tensor]]:
+    leaves = [a.detach().requires_grad_(), weights.clone().requires_grad_()]
+    leaves += [p.requires_grad_() for p in (drawn(a.shape[1], seed=1).float() + 0.5, drawn(a.shape[1], seed=2).float())]
+    done = primitive(leaves[0], SampleWeights(leaves[1], same_task), *leaves[2:], EPS)
+    loss = (done.out * g).float().sum() + done.mu.sum() + done.sigma2.sum()
+    return done, list(torch.autograd.grad(loss, leaves))
+
+
+def autocast(primitive):
+    """The forward under autocast; the backward outside of it, as torch advises."""
+
+    def forward(*arguments):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return primitive(*arguments)
+
+    return forward
+
+
+def rounding_of(value: torch.Tensor) -> float:
+    """What bfloat16's eight bits leave of the largest number: half a unit for the result, half for its input."""
+    return 2**-8 * value.abs().max().item()
+
+
+@each_primitive
+@both_variances
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bfloat16_under_autocast(primitive, within, layout):
+    """Only what has the size of the activation is rounded; statistics and small gradients stay float32."""
+    a, g = (drawn(5, 3, 6, 6, seed=seed).bfloat16().contiguous(memory_format=LAYOUTS[layout]) for seed in (0, 3))
+    weights, same_task = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
+    expected, expected_gradients = with_gradients(primitive, a.float(), weights, same_task, g.float())
+    done, gradients = with_gradients(autocast(primitive), a, weights, same_task, g)
+    assert done.out.dtype == gradients[0].dtype == torch.bfloat16
+    small = [*done[1:], *gradients[1:]]
+    assert [value.dtype for value in small] == [torch.float32] * len(small)
+    assert_close(done.out, expected.out, atol=rounding_of(expected.out))
+    assert_close(gradients[0], expected_gradients[0], atol=rounding_of(expected_gradients[0]))
+    for value, exact in zip(small, [*expected[1:], *expected_gradients[1:]], strict=True):
+        assert_close(value, exact, atol=1e-5 * exact.abs().max().item())
+
+
+STRIDED = {
+    "every other column": lambda: drawn(5, 3, 4, 8).float()[..., ::2],
+    "channels of a wider map": lambda: drawn(5, 7, 4, 4).to(memory_format=torch.channels_last)[:, 2:5],
+    "transposed map": lambda: drawn(5, 3, 4, 6).transpose(2, 3),
+    "transposed vector": lambda: drawn(3, 5).T,
+    "three axes": lambda: drawn(5, 6, 4).transpose(1, 2),
+}
+
+
+@each_primitive
+@both_variances
+@pytest.mark.parametrize("make", STRIDED.values(), ids=STRIDED)
+def test_input_that_is_not_contiguous(primitive, within, make):
+    a = make().float()
+    assert not a.is_contiguous()
+    weights, same_task = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
+    g = drawn(*a.shape, seed=3).float()
+    done, gradients = with_gradients(primitive, a, weights, same_task, g)
+    plain, plain_gradients = with_gradients(reference, a.contiguous(), weights, same_task, g)
+    names = [*done._fields, "a", "weights", "gamma", "beta"]
+    assert_within(
+        dict(zip(names, [*done, *gradients], strict=True)),
+        dict(zip(names, [*plain, *plain_gradients], strict=True)),
+        1e-5,
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradient_in_another_layout_than_the_activation(layout):
+    a = drawn(5, 3, 4, 6).contiguous(memory_format=LAYOUTS[layout])
+    gradients = []
+    for g_layout in LAYOUTS.values():
+        leaf = a.detach().requires_grad_()
+        out = fused(leaf, SampleWeights(torch.tensor(WEIGHTS).double()), *affine_of(a), EPS).out
+        gradients += torch.autograd.grad(out, leaf, drawn(*a.shape, seed=3).contiguous(memory_format=g_layout))
+    assert_close(gradients[0], gradients[1])
+
+
+@each_primitive
+@both_variances
+def test_two_forwards_before_one_backward(primitive, within):
+    """Neither overwrites what the other keeps for the gradient."""
+    same_task = averaging(TASKS) if within else None
+    batches = drawn(5, 2, 2, 3), 3 * drawn(5, 2, 2, 3, seed=7) - 1
+
+    def loss_of(a, weights, gamma, beta):
+        done = primitive(a, SampleWeights(weights, same_task), gamma, beta, EPS)
+        return (done.out.square() * drawn(*a.shape, seed=3)).sum() + (done.mu * done.sigma2).sum()
+
+    alone = []
+    for batch in batches:
+        leaves = leaves_of(batch.clone())
+        alone.append(torch.autograd.grad(loss_of(*leaves), leaves))
+    first, *shared = leaves_of(batches[0].clone())
+    second = batches[1].clone().requires_grad_()
+    (loss_of(first, *shared) + loss_of(second, *shared)).backward()
+    assert_close(first.grad, alone[0][0])
+    assert_close(second.grad, alone[1][0])
+    for leaf, one, other in zip(shared, alone[0][1:], alone[1][1:], strict=True):
+        assert_close(leaf.grad, one + other)
+
+
+@each_primitive
+@both_variances
+def test_gradient_of_a_penalty_alone(primitive, within):
+    """The output is not used: what reaches the activation is the derivative of mean and variance, nothing affine."""
+    same_task = averaging(TASKS) if within else None
+    a, weights, gamma, beta = leaves_of(drawn(5, 2, 2, 3))
+    done = primitive(a, SampleWeights(weights, same_task), gamma, beta, EPS)
+    (3 * done.mu.sum() + 2 * done.sigma2.sum()).backward()
+    x, w = a.detach(), by_sample(torch.tensor(WEIGHTS, dtype=torch.float64), a)
+    mean = x.mean((2, 3))
+    if within:
+        center = (averaging(TASKS) @ mean)[:, :, None, None]
+        expected = w / 6 * (3 + 4 * (x - center))
+        # A sample moves its task's centre too, about which the weighted deviations need not vanish.
+        pull = averaging(TASKS) @ (w[:, :, 0, 0] * (mean - center[:, :, 0, 0]))
+        expected = expected - 4 / 6 * pull[:, :, None, None]
+    else:
+        center = by_channel(done.mu.detach(), a)
+        left = (w * (x - center)).mean((2, 3)).sum(0)
+        expected = w / 6 * (3 + 4 * (x - center) - 4 * by_channel(left, a))
+    assert_close(a.grad, expected)
+    deviations = (x - center).square().mean((2, 3))
+    if within:
+        assert_close(weights.grad, 3 * mean.sum(1) + 2 * deviations.sum(1))
+    else:
+        assert_close(weights.grad, 3 * mean.sum(1) + 2 * deviations.sum(1) - 4 * (mean @ left))
+    assert gamma.grad is None or not gamma.grad.any()
+    assert beta.grad is None or not beta.grad.any()

@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 ARGS ?= --model derpp --norm adab2n --dataset seq-digits
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format matrix clean
+.PHONY: help install run test lint format matrix soak bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,6 +35,12 @@ format: install ## put the code into its style
 
 matrix: install ## every method with every norm on the digits (42 runs, about 10 minutes)
 	$(PY) -m scripts.matrix
+
+soak: install ## kill and resume runs at random moments, at least 108 times; compares the ends bit by bit
+	OMP_NUM_THREADS=1 $(PY) -m scripts.soak
+
+bench: install ## all benchmarks (ten minutes, nothing else should run)
+	for subject in norms step memory startup checkpoint; do $(PY) -m scripts.bench $$subject; done
 
 clean: ## remove the environment and caches; results stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from utils.arguments import Config, build_parser, parse, resolve
 from utils.errors import RunFailed, UsageError
 from utils.files import HeldElsewhere
-from utils.signals import Interrupted
+from utils.signals import Interrupted, Signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,15 +78,16 @@ def train(config: Config, spec, folder) -> dict:
     from utils.execution import execute
     from utils.training import Training
 
-    device = set_up_device(config)
-    net = build_network(config, spec, device)
-    stream = build_stream(config, spec, device)
-    method = build_method(config, stream.spec, net, device)
-    # Only now is anything written: whatever is wrong with the command has shown by here.
-    with folder.held():
-        if record := folder.answer(config):  # another process finished it in the meantime
-            return record
-        return execute(Training(config, stream, net, method), folder)
+    with Signals() as signals:
+        device = set_up_device(config)
+        net = build_network(config, spec, device)
+        stream = build_stream(config, spec, device)
+        method = build_method(config, stream.spec, net, device)
+        # Only now is anything written: whatever is wrong with the command has shown by here.
+        with folder.held():
+            if record := folder.answer(config):  # another process finished it in the meantime
+                return record
+            return execute(Training(config, stream, net, method, signals=signals), folder)
 
 
 if __name__ == "__main__":

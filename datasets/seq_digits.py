@@ -30,7 +30,7 @@ def digits_file() -> Path:
     "seq-digits",
     help="scikit-learn's handwritten digits, 5 x 2 classes, embedded",
     options=SPLIT_OPTIONS,
-    rules=(Rule({"n_tasks": 5, "buffer_size": 200, "num_filters": 32, "lr": 0.03}),),
+    rules=(Rule({"n_tasks": 5, "buffer_size": 200, "num_filters": 32, "lr": 0.01}),),
 )
 class SeqDigits(ClassDataset):
     name = "seq-digits"

@@ -2,8 +2,9 @@
 
 For every replay method, norm and buffer, and for sgd and joint, an uninterrupted run of `seq-digits` is compared with
 one that is killed again and again: at any moment, while a checkpoint is being written, and during evaluation. Record,
-log and final network must be equal but for times. Runs are forked from this process, which has everything imported, so
-that a start costs little.
+log and final network must be equal but for times, and so must the list of files: what a killed writer left is not
+tidied up here. A resumed run that ends with an error counts as a difference. Runs are forked from this process, which
+has everything imported, so that a start costs little.
 """
 
 from __future__ import annotations
@@ -16,11 +17,18 @@ import multiprocessing
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+# Imported once here, not in every fork.
+import safetensors.torch  # noqa: F401
+import sklearn.datasets  # noqa: F401
+import torch._dynamo  # noqa: F401 (torch.optim wants it)
+import torchvision  # noqa: F401
 
 import utils.execution  # noqa: F401
 from main import main
@@ -28,6 +36,7 @@ from main import main
 NORMS = ("bn", "cn", "adab2n")
 REPLAY = ("er", "er_ace", "derpp", "er_ace_lider", "derpp_lider")
 AIMS = ("any moment", "inside a checkpoint", "during evaluation")
+EVERY = 2  # steps between checkpoints
 TIMES = ("seconds", "wall_seconds", "steps_per_second", "environment")
 
 
@@ -40,9 +49,10 @@ def combinations() -> list[list[str]]:
 
 
 def command(options: list[str], results: Path) -> list[str]:
-    small = ["--num_filters", "4", *(["--groups", "4"] if "cn" in options else [])]
-    fixed = ["--dataset", "seq-digits", "--num_threads", "1", "--non_verbose", "--save_model", "--log_every", "10"]
-    return [*options, *small, *fixed, "--checkpoint_every", "4", "--results_path", str(results)]
+    small = ["--num_filters", "2", *(["--groups", "2"] if "cn" in options else [])]
+    short = ["--dataset", "seq-digits", "--batch_size", "40", "--log_every", "3", "--checkpoint_every", str(EVERY)]
+    quiet = ["--num_threads", "1", "--non_verbose", "--save_model", "--results_path", str(results)]
+    return [*options, *small, *short, *quiet]
 
 
 def start(options: list[str], results: Path) -> multiprocessing.Process:
@@ -63,33 +73,30 @@ class Kill:
     hit: bool  # a file half written, or an evaluation cut short; any living process for "any moment"
 
 
-def kill(process, results: Path, aim: str, dice: random.Random) -> Kill | None:
+def kill(process, results: Path, aim: str, task_ends: set[int], dice: random.Random) -> Kill | None:
     """Wait for the moment that is aimed at, and kill; None if the run was over before."""
-    before = newest_step(results)
+    before, leftovers = newest_step(results), half_written(results)
     tempo = dice.uniform(0, 0.05)
     progress = dice.randint(1, 5)
     while process.is_alive():
         step = newest_step(results)
-        if aim == "any moment" and step >= before + 4 * progress:
+        if aim == "any moment" and step >= before + EVERY * progress:
             time.sleep(tempo)
             break
-        if aim == "inside a checkpoint" and step > before and half_written(results):
+        if aim == "inside a checkpoint" and step > before and half_written(results) - leftovers:
             break
-        if aim == "during evaluation" and step > before and step % 29 == 0:
+        if aim == "during evaluation" and step > before and step in task_ends:
             break
-    if not process.is_alive():
-        return None
+        time.sleep(2e-4)  # a whole core for looking would slow the run down
     process.kill()
     process.join()
-    if process.exitcode != -9:
+    if process.exitcode != -signal.SIGKILL:
         return None
     hit = {
         "any moment": True,
-        "inside a checkpoint": half_written(results),
+        "inside a checkpoint": bool(half_written(results) - leftovers),
         "during evaluation": newest_step(results) > last_evaluated(results),
     }[aim]
-    for leftover in results.glob("runs/*/.checkpoint-*.tmp"):
-        leftover.unlink()
     return Kill(aim, hit)
 
 
@@ -97,15 +104,21 @@ def newest_step(results: Path) -> int:
     return max((int(p.stem.split("-")[1]) for p in results.glob("runs/*/checkpoint-*.pt")), default=0)
 
 
-def half_written(results: Path) -> bool:
-    return any(results.glob("runs/*/.checkpoint-*.tmp"))
+def half_written(results: Path) -> set[str]:
+    """Names of checkpoints that are being written, or were when a run was killed."""
+    return {path.name for path in results.glob("runs/*/.checkpoint-*.tmp")}
 
 
-def last_evaluated(results: Path) -> int:
+def evaluated(results: Path) -> set[int]:
+    """The steps after which there was an evaluation: the ends of tasks."""
     lines = [
         json.loads(line) for path in results.glob("runs/*/metrics.jsonl") for line in path.read_text().splitlines()
     ]
-    return max((line["step"] for line in lines if line["event"] == "evaluation"), default=0)
+    return {line["step"] for line in lines if line["event"] == "evaluation"}
+
+
+def last_evaluated(results: Path) -> int:
+    return max(evaluated(results), default=0)
 
 
 def outcome(results: Path) -> dict:
@@ -122,26 +135,39 @@ def outcome(results: Path) -> dict:
     }
 
 
+def differences(straight: Path, killed: Path) -> list[str]:
+    try:
+        a, b = outcome(straight), outcome(killed)
+    except (OSError, ValueError) as error:
+        return [f"no outcome ({error})"]
+    return [name for name in a if a[name] != b[name]]
+
+
 def soak(options: list[str], kills: int, seed: int, folder: Path) -> tuple[list[Kill], list[str]]:
-    """The kills of one combination, and what differed in the end."""
+    """The kills of one combination, and what differed whenever a run came to its end."""
     dice = random.Random(seed)
     straight, killed = folder / f"{seed}-straight", folder / f"{seed}-killed"
     start(options, straight).join()
+    task_ends = evaluated(straight)
     done: list[Kill] = []
-    for number in range(10 * kills):
+    differing: list[str] = []
+    too_early = 0
+    while too_early < 10 and not differing:
+        process = start(options, killed)
+        if len(done) < kills:
+            aim = AIMS[(seed + len(done) + too_early) % 3]
+            if result := kill(process, killed, aim, task_ends, dice):
+                done.append(result)
+                continue
+            too_early += 1  # it got to its end: begin again
+        process.join()
+        differing += [f"exit code {process.exitcode}"] * (process.exitcode != 0)
+        differing += differences(straight, killed)
+        shutil.rmtree(killed)
         if len(done) >= kills:
             break
-        process = start(options, killed)
-        if (result := kill(process, killed, AIMS[(seed + number) % 3], dice)) is None:
-            shutil.rmtree(killed)  # it got to its end first: begin again
-            continue
-        done.append(result)
-    start(options, killed).join()
-    a, b = outcome(straight), outcome(killed)
-    differences = [name for name in a if a[name] != b[name]]
     shutil.rmtree(straight)
-    shutil.rmtree(killed)
-    return done, differences
+    return done, differing
 
 
 def run_all() -> int:
@@ -158,11 +184,11 @@ def run_all() -> int:
         for options in todo:
             if len(done) >= wanted:
                 break
-            kills, differences = soak(options, 3, arguments.seed % 1000 + combos, Path(folder))
+            kills, found = soak(options, 3, arguments.seed % 1000 + combos, Path(folder))
             combos += 1
             done += kills
-            differing += bool(differences)
-            note = f"DIFFERENT: {', '.join(differences)}" if differences else "identical"
+            differing += bool(found)
+            note = f"DIFFERENT: {', '.join(found)}" if found else "identical"
             print(f"{' '.join(options)}: {len(kills)} kills, {note}", file=sys.stderr)
     hits = {aim: sum(kill.hit for kill in done if kill.aim == aim) for aim in AIMS}
     print(", ".join(f"{count} {aim}" for aim, count in hits.items()))

@@ -11,7 +11,7 @@ import torch
 from utils.errors import UsageError
 
 # Measured by `python -m scripts.bench step`.
-CHANNELS_LAST_IS_FASTER_ON = ("cpu",)
+CHANNELS_LAST_IS_FASTER_ON: tuple[str, ...] = ()
 
 
 def device_name(text: str) -> str:

@@ -13,7 +13,7 @@ from utils.errors import RunFailed, UsageError
 from utils.observers import build_observers
 from utils.records import RunFolder, make_record, run_identity
 from utils.saved_model import save_model
-from utils.signals import Interrupted, Signals
+from utils.signals import Interrupted
 from utils.training import Training
 
 
@@ -28,14 +28,12 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     threads = [torch.get_num_threads()] if state is None else _noted_threads(state["thread_counts"])
     training.checkpoints, training.thread_counts = checkpoints, threads
     training.observers = build_observers(config, training.stream.n_train_tasks, folder, fresh=state is None)
-    with Signals() as signals:
-        training.signals = signals
-        status, outcome = _attempt(training, state)
-        if status == "finished" and config.save_model:
-            save_model(folder.model_path, training.net, config)
-        record = make_record(folder, config, spec, status, outcome | {"thread_counts": threads})
-        if status == "finished":
-            checkpoints.remove()
+    status, outcome = _attempt(training, state)
+    if status == "finished" and config.save_model:
+        save_model(folder.model_path, training.net, config)
+    record = make_record(folder, config, spec, status, outcome | {"thread_counts": threads})
+    if status == "finished":
+        checkpoints.remove()
     for observer in training.observers:
         observer.on_end(record)
     return record

@@ -52,7 +52,7 @@ TRAINING = (
     Option(
         "channels_last",
         choice("auto", "yes", "no"),
-        "memory layout of activations; equal up to rounding, auto takes the faster one for the device",
+        "channels-last activations, equal up to rounding; auto: no (oneDNN crashes with few channels and many threads)",
         default="auto",
         changes_numbers=False,
     ),

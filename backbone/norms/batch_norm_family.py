@@ -84,14 +84,18 @@ class BatchNormFamily(SharedNormState):
             self._weights, self._running_weights = [UNIFORM] * len(self.layers), None
             return
         known = Tasks(np.asarray(tasks), self.layers[0].weight)
-        self._weights, self._running_weights = self.weigh(known), self.weigh_for_running(known)
+        with torch.autocast(inputs.device.type, enabled=False):
+            self._weights, self._running_weights = self.weigh(known), self.weigh_for_running(known)
 
     def normalize(self, layer: WeightedBatchNorm, a: torch.Tensor) -> torch.Tensor:
         index = layer.index
         done = weighted_batch_norm(a, self._weights[index], layer.weight, layer.bias, EPS, self.impl)
         mu, sigma2 = done.mu, done.sigma2
         if self._running_weights is not None:
-            mu, sigma2 = weighted_statistics(done.sample_mean, done.sample_var, self._running_weights[index])
+            with torch.no_grad(), torch.autocast(a.device.type, enabled=False):
+                var = done.sample_squares / a[0, 0].numel()
+                origin = torch.zeros_like(mu)
+                mu, sigma2 = weighted_statistics(origin, done.sample_mean, var, self._running_weights[index])
         if self.unbiased_running_var:
             count = a.numel() // a.shape[1]
             sigma2 = sigma2 * (count / (count - 1))

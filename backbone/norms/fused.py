@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from backbone.norms.weighted import Normalized, SampleWeights, compute_dtype, filled_weights
+from backbone.norms.weighted import Normalized, SampleWeights, compute_dtype, filled_weights, outside_autocast
 
+SUMMANDS = 8192  # positions of channels-last maps that one call adds up
 CHUNK = 2**21  # elements of an intermediate result: 8 MB of float32, within the last cache of most CPUs
 
 
@@ -33,21 +34,19 @@ class TensorPasses:
     """
 
     @staticmethod
-    def moments(a: torch.Tensor, *, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """(N, C) mean and variance over space.
+    def moments(a: torch.Tensor, *, exact: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(C,) guesses of the channels' means, (N, C) distances of the sample means to them, and (N, C) sums over
+        space of the squared distances to the sample means.
 
-        The squares are taken about a first guess of the channel's mean, which saves a pass over memory. The error is
-        small against the variance of the batch; where single variances count, `exact` takes them about their own mean.
+        Everything is taken about the guess, so that a large mean costs no precision, and the squares are corrected
+        afterwards, which saves a pass over memory. Their error is small against the variance of the batch; where single
+        variances count, `exact` takes them about their own means.
         """
         flat, space = flattened(a)
-        if exact:
-            return by_chunks(lambda x: _exact_moments(x, space), flat)
         guess = flat[0].mean(space - 1)
         center = guess.unsqueeze(1) if space == 2 else guess
-        distance, square = by_chunks(lambda x: _shifted_sums(x, space, center), flat)
-        area = flat.shape[space]
-        distance, square = distance.div_(area), square.div_(area)
-        return distance + guess, square.addcmul_(distance, distance, value=-1)
+        distance, squares = by_chunks(lambda x: _shifted_moments(x, space, center, exact), flat)
+        return guess, distance, squares
 
     @staticmethod
     def scale_and_shift(a, mu, sigma2, gamma, beta, eps: float) -> torch.Tensor:
@@ -56,12 +55,8 @@ class TensorPasses:
     @staticmethod
     def gradient_sums(g, a, mu, *, per_sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Sums of g and of g (a - mu): over space, (N, C), if asked per sample; else also over samples, (C,)."""
-        if is_channels_last(a) and not per_sample:
-            ones = torch.ones_like(mu)
-            _, products, total = torch.ops.aten.native_batch_norm_backward(
-                g.to(mu.dtype), a.to(mu.dtype), ones, mu, ones, None, None, False, 0.0, [False, True, True]
-            )
-            return total, products
+        if is_channels_last(a) and not per_sample and a[0, 0].numel() <= SUMMANDS:
+            return _channels_last_sums(g.to(mu.dtype), a.to(mu.dtype), mu)
         (g, space), (a, _) = flattened(g), flattened(a)
         center = mu.unsqueeze(1) if space == 2 else mu
         total, products = by_chunks(
@@ -86,15 +81,24 @@ class TensorPasses:
         return out.to(dtype)
 
 
-def _shifted_sums(x: torch.Tensor, space: int, center: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    distance = torch.sub(x, center, out=scratch(x))
-    return distance.sum(space), _sum_of_squares(distance, space)
+def _shifted_moments(x: torch.Tensor, space: int, center: torch.Tensor, exact: bool) -> tuple[torch.Tensor, ...]:
+    shifted = torch.sub(x, center, out=scratch(x))
+    distance = shifted.mean(space)
+    if exact:
+        return distance, _sum_of_squares(shifted.sub_(distance.unsqueeze(space)), space)
+    return distance, _sum_of_squares(shifted, space).addcmul_(distance, distance, value=-x.shape[space])
 
 
-def _exact_moments(x: torch.Tensor, space: int) -> tuple[torch.Tensor, torch.Tensor]:
-    mean = x.mean(space)
-    distance = torch.sub(x, mean.unsqueeze(space), out=scratch(x))
-    return mean, _sum_of_squares(distance, space).div_(x.shape[space])
+def _channels_last_sums(g: torch.Tensor, a: torch.Tensor, mu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """BN's backward adds one position after the other, so it gets only as many as keep the rounding small."""
+    ones, total, products = torch.ones_like(mu), 0, 0
+    samples = max(1, SUMMANDS // a[0, 0].numel())
+    for g_part, a_part in zip(g.split(samples), a.split(samples), strict=True):
+        _, product, part = torch.ops.aten.native_batch_norm_backward(
+            g_part, a_part, ones, mu, ones, None, None, False, 0.0, [False, True, True]
+        )
+        total, products = total + part, products + product
+    return total, products
 
 
 def _sum_of_squares(x: torch.Tensor, space: int) -> torch.Tensor:
@@ -107,10 +111,10 @@ _spaces = threading.local()
 
 def scratch(like: torch.Tensor) -> torch.Tensor:
     """Working space of a tensor's size, the same memory every time: fresh memory would be cold in the cache."""
-    size, spaces = like.numel(), vars(_spaces)
-    space = spaces.get(str(like.dtype))
+    size, spaces, key = like.numel(), vars(_spaces), f"{like.dtype} {like.device}"
+    space = spaces.get(key)
     if space is None or len(space) < size:
-        space = spaces[str(like.dtype)] = torch.empty(max(size, CHUNK), dtype=like.dtype)
+        space = spaces[key] = torch.empty(max(size, CHUNK), dtype=like.dtype, device=like.device)
     return space[:size].view(like.shape)
 
 
@@ -137,56 +141,66 @@ def flattened(a: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 class _WeightedBatchNorm(torch.autograd.Function):
+    # With small maps a layer costs what its calls cost, so factors are passed along as arguments of other operations.
+
     @staticmethod
     def forward(ctx, a, weights, gamma, beta, same_task, eps: float, balanced_affine: bool, passes: Any):
-        mean, var = passes.moments(a, exact=same_task is not None)
-        mu = weights @ mean
-        # The distances of the sample means to the centre that sigma2 is taken about.
-        spread = mean - (mu if same_task is None else same_task @ mean)
-        second = torch.addcmul(var, spread, spread)
-        sigma2 = weights @ second
+        area = a[0, 0].numel()
+        guess, distance, squares = passes.moments(a, exact=same_task is not None)
+        mean = distance + guess
+        # The distances of the sample means to the centre that sigma2 is taken about; mu is the weighted mean of all.
+        shift = torch.mv(distance.t(), weights)
+        missing = 1 - weights.sum()  # what the weights lack to 1 pulls mu from the guess towards 0
+        mu = torch.addcmul(shift + guess, guess, missing, value=-1)
+        spread = distance - (
+            torch.addcmul(shift, guess, missing, value=-1) if same_task is None else same_task @ distance
+        )
+        second = torch.addcmul(squares, spread, spread, value=area)
+        sigma2 = torch.addmv(mu, second.t(), weights, beta=0, alpha=1 / area)
         out = passes.scale_and_shift(a, mu, sigma2, gamma, beta, eps)
         ctx.save_for_backward(a, weights, gamma, mu, sigma2, same_task)
         ctx.moments = mean, spread, second
-        ctx.passes, ctx.balanced_affine, ctx.eps = passes, balanced_affine, eps
-        ctx.mark_non_differentiable(mean, var)
+        ctx.passes, ctx.balanced_affine, ctx.eps, ctx.area = passes, balanced_affine, eps, area
+        mean = mean.detach()  # the one in ctx must not be an output, or the two would keep each other alive
+        ctx.mark_non_differentiable(mean, squares)
         ctx.set_materialize_grads(False)
-        return out, mu, sigma2, mean.clone(), var
+        return out, mu, sigma2, mean, squares
 
     @staticmethod
-    def backward(ctx, g, g_mu, g_sigma2, _mean, _var):
+    def backward(ctx, g, g_mu, g_sigma2, _mean, _squares):
         a, weights, gamma, mu, sigma2, same_task = ctx.saved_tensors
-        mean, spread, second = ctx.moments
+        (mean, spread, second), area = ctx.moments, ctx.area
         g = torch.zeros_like(a) if g is None else g
         g = g.contiguous(memory_format=torch.channels_last if is_channels_last(a) else torch.contiguous_format)
         d_beta, d_scale = ctx.passes.gradient_sums(g, a, mu, per_sample=ctx.balanced_affine)
         inverse = (sigma2 + ctx.eps).rsqrt_()
         scale = gamma * inverse
+        d_affine = d_scale * inverse, d_beta
         if ctx.balanced_affine:
             # The statistics feel the plain sums; gamma and beta those in which every task counts the same.
-            shares = len(weights) * weights
-            d_affine = shares @ d_scale * inverse, shares @ d_beta
-            d_beta, d_scale = d_beta.sum(0), d_scale.sum(0)
-        else:
-            d_affine = d_scale * inverse, d_beta
-        d_sigma2 = (d_scale * scale).mul_(inverse.square_()).mul_(-0.5)
-        if g_sigma2 is not None:
-            d_sigma2 += g_sigma2
-        d_mu = -scale * d_beta if g_mu is None else torch.addcmul(g_mu, scale, d_beta, value=-1)
-        area = a[0, 0].numel()
-        curve = d_sigma2 * (2 / area)
-        slope = torch.outer(weights, curve)
+            d_scale, d_beta = d_scale.sum(0), d_beta.sum(0)
+            d_affine = tuple(len(weights) * weights @ sums for sums in d_affine)
+        nothing = torch.zeros_like(mu) if g_mu is None or g_sigma2 is None else None
+        d_sigma2 = torch.addcmul(
+            nothing if g_sigma2 is None else g_sigma2, d_scale * scale, inverse.square_(), value=-0.5
+        )
+        d_mu = torch.addcmul(nothing if g_mu is None else g_mu, scale, d_beta, value=-1)
+        slope = torch.addr(spread, weights, d_sigma2, beta=0, alpha=2 / area)
         if same_task is None:
-            d_mu -= area * curve * (weights @ spread)
-            offset = torch.outer(weights, torch.addcmul(d_mu / area, curve, mu, value=-1))
+            d_mu.addcmul_(d_sigma2, torch.mv(spread.t(), weights), value=-2)
+            level = torch.addcmul(d_mu, d_sigma2, mu, value=-2)
+            offset = torch.addr(spread, weights, level, beta=0, alpha=1 / area)
         else:
             pull = slope * spread
-            offset = torch.outer(weights, d_mu / area) + pull - same_task @ pull - slope * mean
+            offset = torch.addr(pull - same_task @ pull - slope * mean, weights, d_mu, alpha=1 / area)
         d_a = ctx.passes.input_gradient(g, a, scale, slope, offset)
-        d_weights = torch.addmv(second @ d_sigma2, mean, d_mu) if ctx.needs_input_grad[1] else None
+        d_weights = None
+        if ctx.needs_input_grad[1]:
+            d_weights = torch.mv(mean, d_mu).addmv_(second, d_sigma2, alpha=1 / area)
         return d_a, d_weights, *d_affine, None, None, None, None
 
 
+@outside_autocast
 def fused(a: torch.Tensor, by: SampleWeights, gamma, beta, eps: float, passes: Any = TensorPasses) -> Normalized:
     if not a.is_contiguous() and not is_channels_last(a):
         a = a.contiguous()

@@ -34,14 +34,18 @@ def _tile(n, stride_n, c, stride_c, s, stride_s, C, S):
 
 
 @triton.jit
-def _moments(a, mean, var, C, S, stride_n, stride_c, stride_s, ACC: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr):
+def _moments(
+    a, guess, mean, squares, C, S, stride_n, stride_c, stride_s, ACC: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr
+):
     n = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
+    origin = tl.load(guess + c, c < C, other=0.0)[:, None]
     mean_so_far = tl.zeros((BC,), ACC)
     squares_so_far = tl.zeros((BC,), ACC)
     for start in range(0, S, BS):
         offsets, inside = _tile(n, stride_n, c, stride_c, start + tl.arange(0, BS), stride_s, C, S)
-        x = tl.load(a + offsets, inside, other=0.0).to(ACC)
+        x = tl.load(a + offsets, inside, other=0.0).to(ACC) - origin
+        x = tl.where(inside, x, 0.0)
         size = tl.minimum(S - start, BS).to(ACC)
         block_mean = tl.sum(x, 1) / size
         centered = tl.where(inside, x - block_mean[:, None], 0.0)
@@ -50,7 +54,7 @@ def _moments(a, mean, var, C, S, stride_n, stride_c, stride_s, ACC: tl.constexpr
         mean_so_far += step * share
         squares_so_far += tl.sum(centered * centered, 1) + step * step * start * share
     tl.store(mean + n * C + c, mean_so_far, c < C)
-    tl.store(var + n * C + c, squares_so_far / S, c < C)
+    tl.store(squares + n * C + c, squares_so_far, c < C)
 
 
 @triton.jit
@@ -126,9 +130,10 @@ class TritonPasses:
     @staticmethod
     def moments(a, *, exact):
         layout = _Layout(a)  # these moments are always exact
-        mean, var = layout.two_moments(a)
-        _moments[layout.rows](a, mean, var, *layout.arguments)
-        return mean, var
+        distance, squares = layout.two_moments(a)
+        guess = a[0].flatten(1).mean(1, dtype=layout.dtype) if a.dim() > 2 else a[0].to(layout.dtype)
+        _moments[layout.rows](a, guess, distance, squares, *layout.arguments)
+        return guess, distance, squares
 
     @staticmethod
     def scale_and_shift(a, mu, sigma2, gamma, beta, eps):

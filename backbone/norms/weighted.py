@@ -11,6 +11,8 @@ numbers with BN's memory traffic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import NamedTuple
 
 import torch
@@ -38,7 +40,7 @@ class Normalized(NamedTuple):
     mu: torch.Tensor  # (C,)
     sigma2: torch.Tensor  # (C,)
     sample_mean: torch.Tensor  # (N, C), without gradient
-    sample_var: torch.Tensor
+    sample_squares: torch.Tensor  # (N, C) sums over space of the squared distances to it
 
 
 def compute_dtype(a: torch.Tensor) -> torch.dtype:
@@ -46,39 +48,63 @@ def compute_dtype(a: torch.Tensor) -> torch.dtype:
     return torch.promote_types(a.dtype, torch.float32)
 
 
-def sample_moments(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and (biased) variance over space of every sample and channel: two (N, C) tensors."""
+def outside_autocast(function: Callable) -> Callable:
+    """Statistics and weights are not for half precision: autocast stays out of a function of an activation."""
+
+    @wraps(function)
+    def run(a: torch.Tensor, *arguments, **keywords):
+        if not torch.is_autocast_enabled(a.device.type):
+            return function(a, *arguments, **keywords)
+        with torch.autocast(a.device.type, enabled=False):
+            return function(a, *arguments, **keywords)
+
+    return run
+
+
+def sample_moments(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A (C,) point near the channels' means, and of every sample the (N, C) mean relative to it and the variance.
+
+    Relative, because the differences of means that are large would be lost to rounding.
+    """
     flat = a.reshape(a.shape[0], a.shape[1], -1)
+    origin = flat[0].mean(1).detach()
+    flat = flat - origin.unsqueeze(1)
     mean = flat.mean(2)
-    return mean, (flat - mean.unsqueeze(2)).square().mean(2)
+    return origin, mean, (flat - mean.unsqueeze(2)).square().mean(2)
 
 
 def filled_weights(by: SampleWeights, like: torch.Tensor) -> torch.Tensor:
     return like.new_full(like.shape[:1], 1 / like.shape[0]) if by.weights is None else by.weights
 
 
-def weighted_statistics(mean: torch.Tensor, var: torch.Tensor, by: SampleWeights) -> tuple[torch.Tensor, torch.Tensor]:
-    """(N, C) sample moments to (C,) statistics. mean_hw((a_n - c)^2) is var_n + (mean_n - c)^2."""
+def weighted_statistics(
+    origin: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, by: SampleWeights
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(N, C) sample moments, the means relative to `origin`, to (C,) statistics.
+
+    mean_hw((a_n - c)^2) is var_n + (mean_n - c)^2. Weights that sum to less than 1 pull mu towards 0.
+    """
     weights = filled_weights(by, mean)
-    mu = weights @ mean
-    center = mu if by.same_task is None else by.same_task @ mean
-    return mu, weights @ (var + (mean - center).square())
+    relative_mu = weights @ mean - origin * (1 - weights.sum())
+    center = relative_mu if by.same_task is None else by.same_task @ mean
+    return origin + relative_mu, weights @ (var + (mean - center).square())
 
 
+@outside_autocast
 def reference(a: torch.Tensor, by: SampleWeights, gamma: torch.Tensor, beta: torch.Tensor, eps: float) -> Normalized:
     """Differentiable in the activation, the weights, gamma and beta, also through mu and sigma2."""
     dtype = a.dtype
     a = a.to(compute_dtype(a))
     space = (1,) * (a.dim() - 2)
-    mean, var = sample_moments(a)
-    mu, sigma2 = weighted_statistics(mean, var, by)
+    origin, mean, var = sample_moments(a)
+    mu, sigma2 = weighted_statistics(origin, mean, var, by)
     unit = (a - mu.view(1, -1, *space)) * torch.rsqrt(sigma2 + eps).view(1, -1, *space)
     if by.balanced_affine:
         out = unit * gamma.detach().view(1, -1, *space) + beta.detach().view(1, -1, *space)
         out = out + _balanced_affine_gradient(unit, filled_weights(by, mean), gamma, beta)
     else:
         out = unit * gamma.view(1, -1, *space) + beta.view(1, -1, *space)
-    return Normalized(out.to(dtype), mu, sigma2, mean.detach(), var.detach())
+    return Normalized(out.to(dtype), mu, sigma2, (origin + mean).detach(), var.detach() * a[0, 0].numel())
 
 
 def _balanced_affine_gradient(unit, weights, gamma, beta) -> torch.Tensor:

@@ -1,0 +1,286 @@
+"""The relatives of BN on the weighted primitive: `bnt`, `tbbn` and `cma` against torch's layers and numpy."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from backbone.norms import norm_factory
+from tests.helpers import assert_close
+
+EPS = 1e-5
+SHAPE = (7, 3, 4, 5)
+TASKS = np.array([3, 0, 0, 3, 1, 0, 0])  # task 2 is absent
+BALANCED = np.array([1 / 6, 1 / 12, 1 / 12, 1 / 6, 1 / 3, 1 / 12, 1 / 12])
+LAYOUTS = {"nchw": torch.contiguous_format, "channels-last": torch.channels_last}
+NORMS = ("bnt", "tbbn", "cma")
+both_impls = pytest.mark.parametrize("impl", ["reference", "fused"])
+both_layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+each_norm = pytest.mark.parametrize("norm", NORMS)
+
+
+def batches(count: int, shape=SHAPE, layout=torch.contiguous_format) -> list[torch.Tensor]:
+    """Samples of different means, so that weights matter."""
+    draw = torch.Generator().manual_seed(4)
+    space = (1,) * (len(shape) - 1)
+    found = []
+    for _ in range(count):
+        centers = 2 * torch.randn(shape[0], *space, dtype=torch.float64, generator=draw)
+        found.append(torch.randn(shape, dtype=torch.float64, generator=draw) + centers)
+    return [batch.contiguous(memory_format=layout) if len(shape) == 4 else batch for batch in found]
+
+
+def direction_for(x: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(-1, 3, x.numel(), dtype=torch.float64).sin().view(x.shape)
+
+
+def made(norm: str, impl: str = "auto", layers: int = 1, spatial=SHAPE[2:]):
+    """(shared state, layers) in double precision, with scale and shift away from 1 and 0."""
+    factory = norm_factory(norm, norm_impl=impl)
+    built = [give_affine(factory(SHAPE[1], spatial=spatial).double()) for _ in range(layers)]
+    factory.shared.begin_task()
+    return factory.shared, built
+
+
+def give_affine(layer: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([0.5, -1.5, 2.0]))
+        layer.bias.copy_(torch.tensor([1.0, 0.3, -0.7]))
+    return layer
+
+
+def run(shared, layers, x, tasks=None) -> list[torch.Tensor]:
+    shared.begin_forward(x, tasks)
+    outputs = [layer(x) for layer in layers]
+    shared.end_forward()
+    return outputs
+
+
+def gradients_of(out, x, layer) -> list[torch.Tensor]:
+    """Of the input, the scale and the shift."""
+    return list(torch.autograd.grad((out * direction_for(out)).sum(), [x, layer.weight, layer.bias]))
+
+
+def assert_steps_of_batch_norm(norm, impl, inputs, tasks, momentum=0.1) -> tuple[nn.Module, nn.Module]:
+    """Outputs and gradients are BN's over some batches; returns the layer and the BN."""
+    shared, [layer] = made(norm, impl, spatial=inputs[0].shape[2:])
+    twin = give_affine(
+        (nn.BatchNorm2d if inputs[0].dim() == 4 else nn.BatchNorm1d)(SHAPE[1], momentum=momentum).double()
+    )
+    for x in inputs:
+        x = x.detach().requires_grad_()
+        [out] = run(shared, [layer], x, tasks)
+        expected = twin(x)
+        assert_close(out, expected)
+        for found, wanted in zip(gradients_of(out, x, layer), gradients_of(expected, x, twin), strict=True):
+            assert_close(found, wanted)
+    return layer, twin
+
+
+def statistics_by_numpy(x: torch.Tensor, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    a = x.detach().numpy()
+    mu = sum(w * a[n].mean((1, 2)) for n, w in enumerate(weights))
+    return mu, sum(w * ((a[n] - mu[:, None, None]) ** 2).mean((1, 2)) for n, w in enumerate(weights))
+
+
+def assert_balanced_running(layer, inputs) -> None:
+    """A tenth of the task-balanced statistics of every batch, with the biased variance."""
+    mean, var = np.zeros(SHAPE[1]), np.ones(SHAPE[1])
+    for x in inputs:
+        mu, sigma2 = statistics_by_numpy(x, BALANCED)
+        mean, var = 0.9 * mean + 0.1 * mu, 0.9 * var + 0.1 * sigma2
+    assert_close(layer.running_mean, mean)
+    assert_close(layer.running_var, var)
+
+
+def assert_evaluates_plainly(layer, x) -> None:
+    twin = give_affine(nn.BatchNorm2d(SHAPE[1]).double())
+    twin.running_mean.copy_(layer.running_mean)
+    twin.running_var.copy_(layer.running_var)
+    before = layer.running_mean.clone(), layer.running_var.clone()
+    assert_close(layer.eval()(x), twin.eval()(x))
+    assert torch.equal(layer.running_mean, before[0])
+    assert torch.equal(layer.running_var, before[1])
+
+
+# --- bnt ---------------------------------------------------------------------------------------------------------
+
+
+@both_impls
+@both_layouts
+def test_bnt_trains_like_batch_norm_and_balances_what_it_remembers(impl, layout):
+    *inputs, unseen = batches(4, layout=layout)
+    layer, twin = assert_steps_of_batch_norm("bnt", impl, inputs, TASKS)
+    assert_balanced_running(layer, inputs)
+    assert (layer.running_mean - twin.running_mean).abs().max() > 0.01
+    assert_evaluates_plainly(layer, unseen)
+
+
+# --- tbbn --------------------------------------------------------------------------------------------------------
+
+
+@both_impls
+@both_layouts
+def test_tbbn_against_numpy(impl, layout):
+    *inputs, unseen = batches(4, layout=layout)
+    shared, [layer] = made("tbbn", impl)
+    gamma, beta = layer.weight.detach().clone(), layer.bias.detach().clone()
+    for x in inputs:
+        x = x.detach().requires_grad_()
+        [out] = run(shared, [layer], x, TASKS)
+        d_x, d_gamma, d_beta = gradients_of(out, x, layer)
+
+        mu, sigma2 = statistics_by_numpy(x, BALANCED)
+        unit = (x.detach().numpy() - mu[:, None, None]) / np.sqrt(sigma2 + EPS)[:, None, None]
+        assert_close(out, gamma.numpy()[:, None, None] * unit + beta.numpy()[:, None, None])
+        g = direction_for(x).numpy()
+        shares = 7 * BALANCED[:, None, None, None]
+        assert_close(d_gamma, (shares * g * unit).sum((0, 2, 3)))
+        assert_close(d_beta, (shares * g).sum((0, 2, 3)))
+        assert_close(d_x, input_gradient_by_numpy(x, g, gamma.numpy()), atol=1e-11)
+    assert_balanced_running(layer, inputs)
+    assert_evaluates_plainly(layer, unseen)
+
+
+def input_gradient_by_numpy(x, g, gamma) -> np.ndarray:
+    """With unit = (a - mu) r: g reaches the input directly, by mu and by r, sample n with weight w_n / HW in both."""
+    mu, sigma2 = statistics_by_numpy(x, BALANCED)
+    r = (1 / np.sqrt(sigma2 + EPS))[:, None, None]
+    centered = x.detach().numpy() - mu[:, None, None]
+    g = g * gamma[:, None, None]
+    total, products = g.sum((0, 2, 3))[:, None, None], (g * centered).sum((0, 2, 3))[:, None, None]
+    share = BALANCED[:, None, None, None] / (SHAPE[2] * SHAPE[3])
+    return g * r - share * total * r - share * products * centered * r**3
+
+
+@both_impls
+def test_tbbn_of_equally_many_samples_is_batch_norm(impl):
+    layer, twin = assert_steps_of_batch_norm("tbbn", impl, batches(2, (6, 3, 2, 3)), np.array([0, 2, 1, 1, 0, 2]))
+    assert_close(layer.running_mean, twin.running_mean)
+
+
+# --- cma ---------------------------------------------------------------------------------------------------------
+
+
+@both_impls
+@both_layouts
+@pytest.mark.parametrize("tasks", [None, TASKS], ids=["no tasks", "tasks"])
+def test_cma_is_batch_norm_with_a_cumulative_average(impl, layout, tasks):
+    *inputs, unseen = batches(5, layout=layout)
+    layer, twin = assert_steps_of_batch_norm("cma", impl, inputs, tasks, momentum=None)
+    assert_close(layer.running_mean, twin.running_mean)
+    assert_close(layer.running_var, twin.running_var)
+    every = np.stack([x.detach().numpy() for x in inputs])
+    assert_close(layer.running_mean, every.mean((1, 3, 4)).mean(0))
+    assert_close(layer.running_var, every.var((1, 3, 4), ddof=1).mean(0))
+    assert_close(layer.eval()(unseen), twin.eval()(unseen))
+
+
+def test_the_second_batch_of_cma_counts_half():
+    shared, [layer] = made("cma")
+    means = []
+    for x in batches(2):
+        run(shared, [layer], x)
+        means.append(layer.running_mean.clone())
+    first, second = (x.mean((0, 2, 3)) for x in batches(2))
+    assert_close(means[0], first)
+    assert_close(means[1], (first + second) / 2)
+
+
+# --- all of them -------------------------------------------------------------------------------------------------
+
+
+@both_impls
+@each_norm
+@pytest.mark.parametrize("shape", [SHAPE, (7, 3, 1, 1), (7, 3)], ids=str)
+def test_without_tasks_they_are_batch_norm(norm, impl, shape):
+    """But for the biased running variance of those that know tasks."""
+    inputs = batches(3, shape)
+    layer, twin = assert_steps_of_batch_norm(norm, impl, inputs, None, momentum=None if norm == "cma" else 0.1)
+    assert_close(layer.running_mean, twin.running_mean)
+    expected = twin.running_var
+    if norm != "cma":
+        count, start = inputs[0].numel() / SHAPE[1], 0.9**3
+        expected = start + (expected - start) * (count - 1) / count
+    assert_close(layer.running_var, expected)
+
+
+@each_norm
+def test_a_sample_alone_has_its_own_statistics(norm):
+    shared, [layer] = made(norm)
+    [x] = batches(1, (1, 3, 4, 5))
+    twin = give_affine(nn.BatchNorm2d(3).double())
+    assert_close(run(shared, [layer], x, np.array([1]))[0], twin(x))
+
+
+@each_norm
+def test_a_single_value_per_channel_is_refused(norm):
+    shared, [layer] = made(norm)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        run(shared, [layer], torch.zeros(1, 3, 1, 1, dtype=torch.float64), np.array([0]))
+
+
+@both_impls
+@each_norm
+def test_state_dict_round_trip(norm, impl):
+    """A loaded copy goes on with the same numbers, which for the cumulative average depend on how many came before."""
+
+    def network():
+        shared, layers = made(norm, impl, layers=2)
+        return shared, layers, nn.ModuleDict({"norms": shared, "layers": nn.ModuleList(layers)})
+
+    shared, layers, net = network()
+    *before, after = batches(4)
+    for x in before:
+        run(shared, layers, x, TASKS)
+    with torch.no_grad():
+        layers[1].weight.mul_(3)
+    other, other_layers, other_net = network()
+    other_net.load_state_dict(net.state_dict())
+    for key, value in net.state_dict().items():
+        assert torch.equal(value, other_net.state_dict()[key]), key
+    outputs, other_outputs = run(shared, layers, after, TASKS), run(other, other_layers, after, TASKS)
+    for mine, theirs in zip(outputs, other_outputs, strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(layers, other_layers, strict=True):
+        assert torch.equal(mine.running_mean, theirs.running_mean)
+        assert torch.equal(mine.running_var, theirs.running_var)
+        assert torch.equal(mine.eval()(after), theirs.eval()(after))
+    assert not torch.equal(layers[0].running_mean, torch.zeros(3, dtype=torch.float64))
+
+
+@each_norm
+def test_layers_keep_their_own_statistics(norm):
+    shared, layers = made(norm, layers=2)
+    first, second = batches(2)
+    shared.begin_forward(first, TASKS)
+    for layer, x in zip(layers, (first, second), strict=True):
+        layer(x)
+    shared.end_forward()
+    for layer, x in zip(layers, (first, second), strict=True):
+        alone, [twin] = made(norm)
+        run(alone, [twin], x, TASKS)
+        assert_close(layer.running_mean, twin.running_mean)
+        assert_close(layer.running_var, twin.running_var)
+
+
+@both_impls
+@pytest.mark.parametrize("norm", [*NORMS, "adab2n"])
+def test_running_statistics_under_autocast(norm, impl):
+    """bfloat16 activations: weights and statistics are computed in float32, as without autocast."""
+    results = []
+    for half in (False, True):
+        factory = norm_factory(norm, norm_impl=impl)
+        layer = factory(SHAPE[1], spatial=SHAPE[2:])
+        for _ in range(4):
+            factory.shared.begin_task()
+        x = batches(1)[0].bfloat16()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            [out] = run(factory.shared, [layer], x if half else x.float(), TASKS)
+        assert out.dtype == (torch.bfloat16 if half else torch.float32)
+        assert layer.running_mean.dtype == layer.running_var.dtype == torch.float32
+        results.append((layer.running_mean, layer.running_var, out.float()))
+    (mean, var, out), (half_mean, half_var, half_out) = results
+    assert_close(half_mean, mean, atol=1e-6)
+    assert_close(half_var, var, atol=1e-6)
+    assert_close(half_out, out, atol=2**-8 * out.abs().max().item())

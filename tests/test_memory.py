@@ -1,0 +1,81 @@
+"""Memory is flat: after the second task a run needs no more of it, however long it goes on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import main
+
+REPOSITORY = Path(main.__file__).resolve().parent
+MEGABYTE = 2**20
+BOUND = 4 * MEGABYTE
+N_TASKS = 10
+
+# A process of its own, so that the peak is this run's: prints the peak after every evaluation. Not `ru_maxrss`, which
+# starts from what the parent had.
+CODE = r"""
+import json, re, sys
+import main, utils.execution
+from utils.observers import Observer
+
+class Peak(Observer):
+    peaks, leak = [], []
+    def on_step(self, task, step):
+        self.leak.append(bytearray(int(sys.argv[1])))
+    def on_evaluation(self, event):
+        with open("/proc/self/status") as status:
+            self.peaks.append(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status.read())[1]))
+
+build = utils.execution.build_observers
+utils.execution.build_observers = lambda *a, **k: [*build(*a, **k), Peak()]
+code = main.main(sys.argv[2:])
+print(json.dumps({"code": code, "peaks": Peak.peaks}))
+"""
+DIGITS = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8"]
+
+
+def peaks(results, *words, leak=0):
+    """The peak after each of ten tasks, with every kind of writing turned on; `leak` bytes are lost in every step."""
+    run = ["--model", "derpp", "--norm", "adab2n", "--n_tasks", str(N_TASKS), "--buffer_size", "50", *words]
+    often = ["--checkpoint_every", "5", "--log_every", "1", "--save_model", "--num_threads", "1", "--non_verbose"]
+    argv = [sys.executable, "-c", CODE, str(leak), *run, *often, "--results_path", str(results)]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["code"] == 0
+    assert len(told["peaks"]) == N_TASKS
+    return told["peaks"]
+
+
+def images(root):
+    """Classes of one size: torch's library for convolutions keeps something for every new size of a batch."""
+    dice = np.random.default_rng(0)
+    for part, count in (("train", 60), ("test", 10)):
+        for label in range(N_TASKS):
+            folder = root / part / str(label)
+            folder.mkdir(parents=True)
+            for k, pixels in enumerate(dice.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)):
+                Image.fromarray(pixels).save(folder / f"{k}.png")
+    return ["--dataset", "seq-folder", "--base_path", str(root), "--image_size", "8", "--num_filters", "2"]
+
+
+def check_flat(measured):
+    assert measured[1] > 100 * MEGABYTE
+    assert measured[-1] - measured[1] < BOUND, [round(peak / MEGABYTE, 1) for peak in measured]
+
+
+def test_peak_of_a_long_run_does_not_grow_after_the_second_task(results):
+    check_flat(peaks(results, *DIGITS, "--n_epochs", "2"))
+
+
+def test_peak_of_a_convolutional_network_does_not_grow_either(results, tmp_path):
+    check_flat(peaks(results, *images(tmp_path / "images"), "--n_epochs", "2"))
+
+
+def test_leak_would_show(results):
+    measured = peaks(results, *DIGITS, leak=MEGABYTE // 8)
+    assert measured[-1] - measured[1] > BOUND

@@ -22,12 +22,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if "--help" in words or "-h" in words:
             print(build_parser().format_help(), end="")
-        elif "--list" in words:
-            from utils.listing import listing
+            return 0
+        explicit = parse(words)
+        if "list" not in explicit:
+            return run(explicit)
+        from utils.listing import listing
 
-            print(listing(words[words.index("--list") + 1 :]))
-        else:
-            return run(parse(words))
+        print(listing(explicit["list"]))
     except UsageError as error:
         return complain(error, 2)
     except RunFailed as error:
@@ -67,7 +68,8 @@ def run(explicit: dict) -> int:
         print(f"error: {record['reason']}", file=sys.stderr)
     else:
         print(run_report(record))
-    print(f"record: {folder.record_path}")
+    if folder.record_path.exists():
+        print(f"record: {folder.record_path}")
     return 0 if record["status"] == "finished" else 1
 
 

@@ -16,7 +16,7 @@ from utils.options import Option, choice, integer
 from utils.registry import BACKBONES
 
 OPTIONS = (
-    Option("num_filters", integer(1), "channels of the first stage (the paper's network has 64)", default=64),
+    Option("num_filters", integer(1, 4096), "channels of the first stage (the paper's network has 64)", default=64),
     Option(
         "stem", choice("auto", "3x3", "7x7"), "first layers: 7x7 suits 224 pixels; auto goes by size", default="auto"
     ),

@@ -27,7 +27,7 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 OPTIONS = (
     BASE_PATH,
     *SPLIT_OPTIONS,
-    Option("image_size", integer(1), "width and height in pixels that images are brought to", default=32),
+    Option("image_size", integer(1, 4096), "width and height in pixels that images are brought to", default=32),
     Option("train_per_class", integer(1), "use only the first so many training images of a class, by file name"),
     Option("test_per_class", integer(1), "use only the first so many test images of a class, by file name"),
     Option(
@@ -52,8 +52,12 @@ class SeqFolder(ClassDataset):
 
     def files(self, config) -> ImageFiles:
         if self._files is None:
-            cache = Path(config.cache_path or config.base_path)
-            self._files = list_images(Path(config.base_path), cache, config.train_per_class, config.test_per_class)
+            root, cache = Path(config.base_path), Path(config.cache_path or config.base_path)
+            try:
+                self._files = list_images(root, cache, config.train_per_class, config.test_per_class)
+                _ = self._files.digest
+            except OSError as error:
+                raise UsageError(f"cannot read the images: {error}; check --base_path and --cache_path") from error
         return self._files
 
     def class_sizes(self, config):

@@ -43,6 +43,8 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
                 f"unknown flag {name}{close_matches(name, list(parser._option_string_actions))} See --help"
             )
         raise UsageError(f"unexpected argument {word!r}: flags start with --, see --help")
+    if hasattr(explicit, "help"):
+        raise UsageError("for help give --help alone")
     return vars(explicit)
 
 
@@ -53,9 +55,11 @@ def build_parser() -> argparse.ArgumentParser:
         "Every flag has a default that fits the model, norm, data set and scenario; a run prints them all.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
+        add_help=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
     )
     chosen = parser.add_argument_group("what to run")
+    chosen.add_argument("-h", "--help", action="count", help="show this and exit")
     for name, registry in SELECTORS.items():
         known = ", ".join(registry.names())
         chosen.add_argument(f"--{name}", metavar="NAME", help=f"{_one(known)}")

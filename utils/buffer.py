@@ -17,8 +17,8 @@ from utils.errors import UsageError
 from utils.options import ByFidelity, Option, SameAs, choice, integer
 
 OPTIONS = (
-    Option("buffer_size", integer(1), "images in the memory buffer"),
-    Option("minibatch_size", integer(1), "images of one replay draw", default=SameAs("batch_size")),
+    Option("buffer_size", integer(1, 10**8), "images in the memory buffer"),
+    Option("minibatch_size", integer(1, 10**6), "images of one replay draw", default=SameAs("batch_size")),
     Option("buffer_mode", choice("reservoir", "ring"), "how the buffer picks what it keeps", default="reservoir"),
     Option(
         "ring_quota",

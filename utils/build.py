@@ -41,10 +41,14 @@ def build_stream(config: Config, spec: StreamSpec, device: torch.device):
 def build_network(config: Config, spec: StreamSpec, device: torch.device) -> torch.nn.Module:
     """Built on the host under a seeded generator of its own, so that every device starts from the same weights."""
     norm, backbone = NORMS.get(config.norm), BACKBONES.get(config.backbone)
-    with torch.random.fork_rng(devices=[]):
+    birthplace = device if device.type == "meta" else torch.device("cpu")
+    with torch.random.fork_rng(devices=[]), birthplace:
         torch.manual_seed(torch_seed(config.seed, "init"))
         factory = NormFactory(norm, owned(norm, config))
-        net = backbone.build(spec.image_shape, spec.n_classes, factory, **owned(backbone, config))
+        try:
+            net = backbone.build(spec.image_shape, spec.n_classes, factory, **owned(backbone, config))
+        except RuntimeError as error:  # torch's word for too large
+            raise UsageError(f"the network cannot be built: {str(error).splitlines()[0]}; make it smaller") from error
     net.norms.check_device(device)
     return net.to(device, getattr(torch, config.dtype), memory_format=memory_format(config.channels_last, device))
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import pickle
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -66,7 +68,8 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Newest first."""
-        return sorted(self.folder.glob("checkpoint-*.pt"), key=lambda path: int(path.stem.split("-")[1]), reverse=True)
+        own = (path for path in self.folder.glob("checkpoint-*.pt") if re.fullmatch(r"checkpoint-\d{9,}", path.stem))
+        return sorted(own, key=lambda path: int(path.stem.split("-")[1]), reverse=True)
 
     def due(self, step: int) -> bool:
         if self.every.steps:
@@ -101,7 +104,9 @@ class Checkpoints:
             try:
                 header, payload = verified_payload(path)
                 self._refuse_strangers(path, header)
-                state = torch.load(io.BytesIO(payload), weights_only=True, map_location="cpu")
+                state = _plain_state(payload)
+            except OSError as error:
+                raise UsageError(f"cannot read {path}: {error.strerror}; remove it, or --rerun") from error
             except Damaged as error:
                 aside = path.with_suffix(".damaged")
                 path.replace(aside)
@@ -124,8 +129,15 @@ class Checkpoints:
             raise UsageError(f"{path} is of another run or step ({what or header['step']}): remove it, or --rerun")
 
     def remove(self) -> None:
-        for path in [*self.paths(), *self.folder.glob(".checkpoint-*.tmp")]:
+        for path in [*self.paths(), *self.folder.glob(".*.tmp")]:
             path.unlink(missing_ok=True)
+
+
+def _plain_state(payload: memoryview) -> dict[str, Any]:
+    try:
+        return torch.load(io.BytesIO(payload), weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError:
+        raise Damaged("it holds more than tensors and plain data") from None
 
 
 def verified_payload(path: Path) -> tuple[dict[str, Any], memoryview]:

@@ -18,7 +18,7 @@ def device_name(text: str) -> str:
     """Option type: auto, cpu, cuda or cuda:N."""
     import argparse
 
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
         raise argparse.ArgumentTypeError(f"must be auto, cpu, cuda or cuda:N, got {text!r}")
     return text
 

@@ -24,13 +24,19 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     if config.rerun:
         checkpoints.remove()
     state = checkpoints.load()
-    folder.begin(config)
+    try:
+        folder.begin(config)
+    except OSError as error:
+        raise RunFailed(f"cannot write to {folder.path}: {error.strerror}; make room and try again") from error
     threads = [torch.get_num_threads()] if state is None else _noted_threads(state["thread_counts"])
     training.checkpoints, training.thread_counts = checkpoints, threads
     training.observers = build_observers(config, training.stream.n_train_tasks, folder, fresh=state is None)
     status, outcome = _attempt(training, state)
     if status == "finished" and config.save_model:
-        save_model(folder.model_path, training.net, config)
+        try:
+            save_model(folder.model_path, training.net, config)
+        except OSError as error:
+            status, outcome = "failed", {"reason": f"cannot write {folder.model_path}: {error.strerror}; make room"}
     record = make_record(folder, config, spec, status, outcome | {"thread_counts": threads})
     if status == "finished":
         checkpoints.remove()
@@ -51,7 +57,8 @@ def _attempt(training: Training, state: dict | None) -> tuple[str, dict[str, Any
     except OSError as error:
         return "failed", {"reason": f"{error}; make room or repair, and give the same command again to go on"}
     except Exception as error:
-        return "failed", {"reason": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return "failed", {"reason": reason, "traceback": traceback.format_exc()}
 
 
 def _noted_threads(before: list[int]) -> list[int]:

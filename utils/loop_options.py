@@ -33,7 +33,7 @@ RUN = (
         changes_numbers=False,  # the switches it sets are what counts
     ),
     Option("device", device_name, "auto, cpu, cuda or cuda:N", default="auto", changes_numbers=False),
-    Option("num_threads", integer(1), "CPU threads (default: torch's choice)", changes_numbers=False),
+    Option("num_threads", integer(1, 1024), "CPU threads (default: torch's choice)", changes_numbers=False),
     Option(
         "deterministic",
         flag,
@@ -56,8 +56,8 @@ TRAINING = (
         default="auto",
         changes_numbers=False,
     ),
-    Option("n_epochs", integer(1), "epochs per task"),
-    Option("batch_size", integer(1), "images of the stream in a step"),
+    Option("n_epochs", integer(1, 10**6), "epochs per task"),
+    Option("batch_size", integer(1, 10**6), "images of the stream in a step"),
     Option("lr", number(0), "learning rate", default=0.03),
     Option("optim_wd", number(0), "weight decay", default=0.0),
     Option("optim_mom", number(0, 1), "momentum of SGD", default=0.0),
@@ -81,7 +81,7 @@ OUTPUT = (
         changes_numbers=False,
     ),
     Option("save_model", flag, "write the final network as model.safetensors", default=False, changes_numbers=False),
-    Option("log_every", integer(1), "steps between two lines of the log", default=50, changes_numbers=False),
+    Option("log_every", integer(1, 10**6), "steps between two lines of the log", default=50, changes_numbers=False),
     Option("non_verbose", flag, "no progress bar", default=False, changes_numbers=False),
     Option("notes", text, "a remark to keep in the record", changes_numbers=False),
     Option("wandb_project", text, "log to this Weights & Biases project", changes_numbers=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -81,7 +82,14 @@ class JsonLines(Observer):
 
     def _write(self, kind: str, event: dict[str, Any]) -> None:
         line = {"event": kind, **event, "seconds": round(time.monotonic() - self.started, 3)}
-        self.position += self.file.write(json.dumps(line).encode() + b"\n")
+        data = json.dumps(line).encode() + b"\n"
+        try:
+            if self.file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self.path))
+        except OSError:
+            self.file.truncate(self.position)  # no half line
+            raise
+        self.position += len(data)
 
     def state_dict(self):
         return {"position": self.position}

@@ -84,7 +84,7 @@ def _between(kind: str, low: float, high: float) -> str:
     return f"{kind} from {low} to {high}"
 
 
-def integer(low: float = -math.inf, high: float = math.inf) -> Callable[[str], int]:
+def integer(low: float = -math.inf, high: float = 10**9) -> Callable[[str], int]:
     wanted = _between("a whole number", low, high)
 
     def parse(text: str) -> int:
@@ -126,6 +126,10 @@ def choice(*names: str) -> Callable[[str], str]:
 
 
 def text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _refuse("valid text", value) from None
     return value
 
 

@@ -126,13 +126,23 @@ def environment(config: Config) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
         "device_type": "cuda" if cuda else "cpu",
         "num_threads": torch.get_num_threads(),
-        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "peak_memory_mb": peak_memory_mb(),
         "peak_cuda_memory_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if cuda else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
         **{name: metadata.version(name) for name in ("torchvision", "numpy")},
         "commit": commit(),
     }
+
+
+def peak_memory_mb() -> float:
+    """Of this process; `getrusage` would count what its launcher had before the fork."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        kilobytes = next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    else:
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(int(kilobytes) / 1024, 1)
 
 
 def commit() -> str | None:

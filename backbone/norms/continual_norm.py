@@ -18,6 +18,6 @@ AFFINE = Option(
 @NORMS.register("cn", help="continual normalization: groups, then the batch", options=(GROUPS, AFFINE))
 def continual_norm(channels, *, spatial, shared, groups, cn_affine):
     return nn.Sequential(
-        grouped(groups, channels, affine=False),
+        grouped(groups, channels, spatial, affine=False),
         batch_norm_layer(channels, spatial, affine=cn_affine == "learned"),
     )

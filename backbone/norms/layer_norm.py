@@ -17,5 +17,5 @@ AFFINE = Option(
 @NORMS.register("ln", help="layer normalization", options=(AFFINE,))
 def layer_norm(channels, *, spatial, shared, ln_affine):
     if ln_affine == "channel":
-        return grouped(1, channels, affine=True)
+        return grouped(1, channels, spatial, affine=True)
     return nn.LayerNorm((channels, *spatial), eps=EPS)

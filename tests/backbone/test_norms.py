@@ -115,7 +115,7 @@ def test_groups_that_do_not_divide_the_channels_are_refused(name):
 
 @pytest.mark.parametrize("spatial", [(), (1, 1)])
 def test_instance_norm_of_one_value_is_refused(spatial):
-    with pytest.raises(UsageError, match="single value per channel"):
+    with pytest.raises(UsageError, match="single value is always zero"):
         norm_factory("in")(8, spatial=spatial)
 
 

@@ -190,9 +190,11 @@ class Training:
             self._tell("on_step", cursor.task, cursor.step)
             if self.unread == config.log_every or cursor.batch == n_batches:
                 self._log(lr)
-            if self.checkpoints and (self.signals.received or self.checkpoints.due(cursor.step)):
+            stop = self.signals.received is not None  # read once: a signal that comes later waits for the next step
+            if self.checkpoints and (stop or self.checkpoints.due(cursor.step)):
                 self._save()
-            self.signals.check()
+            if stop:
+                self.signals.check()
 
     def _explained_step(self, batch: Split) -> None:
         try:

@@ -50,11 +50,11 @@ def build_network(config: Config, spec: StreamSpec, device: torch.device) -> tor
         except RuntimeError as error:  # torch's word for too large
             raise UsageError(f"the network cannot be built: {str(error).splitlines()[0]}; make it smaller") from error
     net.norms.check_device(device)
-    return net.to(device, getattr(torch, config.dtype), memory_format=memory_format(config.channels_last, device))
+    return net.to(device, getattr(torch, config.dtype), memory_format=memory_format(config.channels_last))
 
 
 def build_augment(config: Config, spec: StreamSpec, device: torch.device) -> Augment:
-    layout = memory_format(config.channels_last, device)
+    layout = memory_format(config.channels_last)
     return Augment(spec, config.seed, device, getattr(torch, config.dtype), layout)
 
 

@@ -128,7 +128,7 @@ class Tasks:
     """The tasks of a batch: host counts, and the (samples, tasks) matrix of shares on the device."""
 
     def __init__(self, tasks: np.ndarray, like: torch.Tensor):
-        self.of_sample, self.like = tasks, like
+        self.like = like
         self.counts = np.bincount(tasks)
         present = np.maximum(self.counts, 1)
         #: 1 / N_t where sample n is of task t, else 0

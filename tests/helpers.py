@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from backbone.norms.compiled_passes import why_not
 from datasets.stream import Augmentation, Split, Stream, StreamSpec, bounds, split_of
 from utils.arguments import Config, resolve
 from utils.build import build_method, build_network
 from utils.registry import MODELS
 
+NEEDS_COMPILER = pytest.mark.skipif(why_not() is not None, reason=f"compiled passes: {why_not()}")
+NORM_IMPLS = ["reference", "fused", pytest.param("compiled", marks=NEEDS_COMPILER)]
 CPU = torch.device("cpu")
 SMALL_BACKBONES = {"mlp": {"hidden": 8}, "resnet18": {"num_filters": 4}}
 SMALL_NORMS = {"gn": {"groups": 4}, "cn": {"groups": 4}}

@@ -122,15 +122,15 @@ class AdaptiveBalance(BatchNormFamily):
         self.psi.append(nn.Parameter(torch.zeros(len(self.layers), dtype=like.dtype, device=like.device)))
         return [self.psi[-1]]
 
+    def tasks_seen(self) -> int:
+        return len(self.psi)
+
     def weigh(self, tasks: Tasks) -> list[SampleWeights]:
-        unseen = len(tasks.counts) - len(self.psi)
-        if unseen > 0:
+        if len(tasks.counts) > len(self.psi):
             raise ValueError(f"a batch holds samples of task {len(tasks.counts) - 1}, which has not begun")
-        share = tasks.on_device(np.pad(tasks.share, ((0, 0), (0, -unseen))))
-        counts = tasks.on_device(np.pad(tasks.counts, (0, -unseen)))
-        weights = self.task_weights(counts).T @ share.T
+        weights = self.task_weights(tasks.on_device(tasks.counts)).T @ tasks.on_device(tasks.share).T
         same_task = tasks.same_task() if self.variance == "within" else None
-        return [SampleWeights(of_layer, same_task) for of_layer in weights.unbind()]
+        return [SampleWeights(of_layer, same_task=same_task) for of_layer in weights.unbind()]
 
     def task_weights(self, counts: torch.Tensor) -> torch.Tensor:
         """p of Eq. 14 for all layers: (tasks, layers) from the (tasks,) sample counts of a batch."""
@@ -144,11 +144,11 @@ class AdaptiveBalance(BatchNormFamily):
         self._penalties = []
         return self.lambd if self._wants_penalty else 0.0
 
-    def after_update(self, batch: list[torch.Tensor]) -> None:
+    def after_update(self, batch: list[torch.Tensor], running: list[torch.Tensor]) -> None:
         """The penalty, Eq. 15, against the running statistics that have just been updated."""
         self._advance_eta()
         if self._wants_penalty:
-            distance = torch.cat(batch) - torch.cat(self.running_statistics())
+            distance = torch.cat(batch) - torch.cat(running)
             self._penalties.append(distance.square() @ self._factor_of_channels(distance))
 
     def _factor_of_channels(self, like: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,8 @@ class BalancedRunning(BatchNormFamily):
     def momentum(self) -> float:
         return MOMENTUM
 
-    def weigh_for_running(self, tasks: Tasks) -> list[SampleWeights]:
-        return [SampleWeights(tasks.balanced())] * len(self.layers)
+    def weigh(self, tasks: Tasks) -> list[SampleWeights]:
+        return [SampleWeights(running=tasks.balanced())] * len(self.layers)
 
 
 class BalancedThroughout(BatchNormFamily):

@@ -8,24 +8,28 @@ forward for all layers.
 from __future__ import annotations
 
 import os
+import sys
+from functools import cache
 
 import numpy as np
 import torch
 from torch import nn
 
-from backbone.norms.fused import fused
+from backbone.norms.compiled_passes import CompiledPasses, why_not
+from backbone.norms.fused import TensorPasses, fused
 from backbone.norms.group_norm import EPS
 from backbone.norms.shared import SharedNormState
-from backbone.norms.weighted import UNIFORM, Normalized, SampleWeights, reference, weighted_statistics
+from backbone.norms.weighted import UNIFORM, Normalized, SampleWeights, reference
 from utils.device import to_device
 from utils.errors import TOO_FEW_VALUES, UsageError
 from utils.options import Option, choice
 
 NORM_IMPL = Option(
     "norm_impl",
-    choice("auto", "reference", "fused", "triton"),
-    "how the batch-norm family computes: plain operations, one fused function, or Triton kernels; "
-    "auto: triton on CUDA, else fused",
+    choice("auto", "reference", "fused", "compiled", "triton"),
+    "how the batch-norm family computes: plain operations, or one function with its passes as tensor operations "
+    "(fused), in C (compiled) or as Triton kernels; auto: triton on CUDA, else compiled if there is a C compiler, "
+    "else fused",
     default="auto",
     changes_numbers=False,  # equal up to rounding, as devices and thread counts are
 )
@@ -35,11 +39,18 @@ def weighted_batch_norm(a, by: SampleWeights, gamma, beta, eps: float, impl: str
     """The primitive in the implementation that `--norm_impl` names."""
     if impl == "reference":
         return reference(a, by, gamma, beta, eps)
-    if impl == "triton" or (impl == "auto" and a.is_cuda):
+    return fused(a, by, gamma, beta, eps, passes_of(impl, a.device.type))
+
+
+@cache
+def passes_of(impl: str, device: str) -> type:
+    if impl == "triton" or (impl == "auto" and device == "cuda"):
         from backbone.norms.triton_passes import TritonPasses
 
-        return fused(a, by, gamma, beta, eps, TritonPasses)
-    return fused(a, by, gamma, beta, eps)
+        return TritonPasses
+    if impl == "compiled" or (impl == "auto" and device == "cpu" and why_not() is None):
+        return CompiledPasses
+    return TensorPasses
 
 
 class BatchNormFamily(SharedNormState):
@@ -55,12 +66,15 @@ class BatchNormFamily(SharedNormState):
         self.layers: list[WeightedBatchNorm] = []  # a plain list: the network owns the layers
         self.updates = 0
         self._weights: list[SampleWeights] = []
-        self._running_weights: list[SampleWeights] | None = None
         self._statistics: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def check_device(self, device: torch.device) -> None:
         if self.impl == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise UsageError("--norm_impl triton needs a CUDA device (or TRITON_INTERPRET=1, for tests); use auto")
+        if self.impl == "compiled" and (device.type == "cuda" or why_not()):
+            raise UsageError(f"--norm_impl compiled needs a CPU and a C compiler ({why_not() or device}); use auto")
+        if self.impl == "auto" and device.type == "cpu" and why_not():
+            print(f"note: {why_not()}; norm layers use tensor operations: same numbers, slower", file=sys.stderr)
 
     # --- what a member decides ---------------------------------------------------------------------------------
 
@@ -68,34 +82,29 @@ class BatchNormFamily(SharedNormState):
         """Of the next running update. On the host: reading it never waits for a device."""
         raise NotImplementedError
 
+    def tasks_seen(self) -> int:
+        """As far as the norm keeps count."""
+        return 0
+
     def weigh(self, tasks: Tasks) -> list[SampleWeights]:
         """The weights of every layer in a batch with samples of these tasks."""
         return [UNIFORM] * len(self.layers)
-
-    def weigh_for_running(self, tasks: Tasks) -> list[SampleWeights] | None:
-        """The same for the running statistics; None means that they take the normalizing ones."""
-        return None
 
     # --- the course of a forward -------------------------------------------------------------------------------
 
     def begin_forward(self, inputs: torch.Tensor, tasks: np.ndarray | None) -> None:
         self._statistics = {}
         if tasks is None:
-            self._weights, self._running_weights = [UNIFORM] * len(self.layers), None
+            self._weights = [UNIFORM] * len(self.layers)
             return
-        known = Tasks(np.asarray(tasks), self.layers[0].weight)
+        known = Tasks(np.asarray(tasks), self.tasks_seen(), self.layers[0].weight)
         with torch.autocast(inputs.device.type, enabled=False):
-            self._weights, self._running_weights = self.weigh(known), self.weigh_for_running(known)
+            self._weights = self.weigh(known)
 
     def normalize(self, layer: WeightedBatchNorm, a: torch.Tensor) -> torch.Tensor:
         index = layer.index
         done = weighted_batch_norm(a, self._weights[index], layer.weight, layer.bias, EPS, self.impl)
-        mu, sigma2 = done.mu, done.sigma2
-        if self._running_weights is not None:
-            with torch.no_grad(), torch.autocast(a.device.type, enabled=False):
-                var = done.sample_squares / a[0, 0].numel()
-                origin = torch.zeros_like(mu)
-                mu, sigma2 = weighted_statistics(origin, done.sample_mean, var, self._running_weights[index])
+        mu, sigma2 = done.running_mu, done.running_sigma2
         if self.unbiased_running_var:
             count = a.numel() // a.shape[1]
             sigma2 = sigma2 * (count / (count - 1))
@@ -106,16 +115,17 @@ class BatchNormFamily(SharedNormState):
         means, variances = zip(*(self._statistics[layer.index] for layer in self.layers), strict=True)
         self._statistics = {}
         batch = [*means, *variances]
+        running = self.running_statistics()
         with torch.no_grad():
-            torch._foreach_lerp_(self.running_statistics(), batch, self.momentum())
+            torch._foreach_lerp_(running, batch, self.momentum())
         self.updates += 1
-        self.after_update(batch)
+        self.after_update(batch, running)
 
     def running_statistics(self) -> list[torch.Tensor]:
         return [layer.running_mean for layer in self.layers] + [layer.running_var for layer in self.layers]
 
-    def after_update(self, batch: list[torch.Tensor]) -> None:
-        """The running statistics have moved towards these (differentiable) ones of the batch."""
+    def after_update(self, batch: list[torch.Tensor], running: list[torch.Tensor]) -> None:
+        """The running statistics have moved towards the (differentiable) ones of the batch."""
 
     def get_extra_state(self) -> torch.Tensor:
         return torch.tensor([self.updates], dtype=torch.float64)
@@ -127,9 +137,9 @@ class BatchNormFamily(SharedNormState):
 class Tasks:
     """The tasks of a batch: host counts, and the (samples, tasks) matrix of shares on the device."""
 
-    def __init__(self, tasks: np.ndarray, like: torch.Tensor):
+    def __init__(self, tasks: np.ndarray, seen: int, like: torch.Tensor):
         self.like = like
-        self.counts = np.bincount(tasks)
+        self.counts = np.bincount(tasks, minlength=seen)
         present = np.maximum(self.counts, 1)
         #: 1 / N_t where sample n is of task t, else 0
         self.share = (tasks[:, None] == np.arange(len(self.counts))) / present

@@ -1,8 +1,9 @@
 """Weighted batch normalization as one autograd function: the numbers of `weighted.reference` at BN's cost.
 
 The activation is touched only in four passes: sample moments, scale and shift, gradient sums, input gradient.
-They are tensor operations here (`TensorPasses`) and kernels in `triton_passes`. Everything between them works on
-per-sample moments, small (N, C) tensors, so that no switch of the statistics costs a pass. With
+They are tensor operations here (`TensorPasses`), C in `compiled_passes` and kernels in `triton_passes`. What lies
+between them, `statistics` and `coefficients`, works on per-sample moments, small (N, C) tensors, so that no switch
+costs a pass. With
 s = gamma (sigma2 + eps)^-1/2 and g the gradient of the output:
 
     forward     out = a s + (beta - mu s)
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,8 +50,9 @@ class TensorPasses:
         return guess, distance, squares
 
     @staticmethod
-    def scale_and_shift(a, mu, sigma2, gamma, beta, eps: float) -> torch.Tensor:
-        return torch.batch_norm(a, gamma, beta, mu, sigma2, False, 0.0, eps, False)
+    def scale_and_shift(a, scale, shift) -> torch.Tensor:
+        nought, one = torch.zeros_like(scale), torch.ones_like(scale)
+        return torch.batch_norm(a, scale, shift, nought, one, False, 0.0, 0.0, False)
 
     @staticmethod
     def gradient_sums(g, a, mu, *, per_sample: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +62,7 @@ class TensorPasses:
         (g, space), (a, _) = flattened(g), flattened(a)
         center = mu.unsqueeze(1) if space == 2 else mu
         total, products = by_chunks(
-            lambda g, a: (g.sum(space), torch.sub(a, center, out=scratch(a)).mul_(g).sum(space)), g, a
+            lambda g, a: (g.sum(space), torch.sub(a, center, out=scratch_like(a)).mul_(g).sum(space)), g, a
         )
         return (total, products) if per_sample else (total.sum(0), products.sum(0))
 
@@ -80,9 +82,17 @@ class TensorPasses:
             out = (a * slope).add_(offset).addcmul_(g, scale)
         return out.to(dtype)
 
+    @staticmethod
+    def statistics(*arguments) -> Statistics:
+        return statistics(*arguments)
+
+    @staticmethod
+    def coefficients(*arguments) -> Coefficients:
+        return coefficients(*arguments)
+
 
 def _shifted_moments(x: torch.Tensor, space: int, center: torch.Tensor, exact: bool) -> tuple[torch.Tensor, ...]:
-    shifted = torch.sub(x, center, out=scratch(x))
+    shifted = torch.sub(x, center, out=scratch_like(x))
     distance = shifted.mean(space)
     if exact:
         return distance, _sum_of_squares(shifted.sub_(distance.unsqueeze(space)), space)
@@ -109,13 +119,17 @@ def _sum_of_squares(x: torch.Tensor, space: int) -> torch.Tensor:
 _spaces = threading.local()
 
 
-def scratch(like: torch.Tensor) -> torch.Tensor:
-    """Working space of a tensor's size, the same memory every time: fresh memory would be cold in the cache."""
-    size, spaces, key = like.numel(), vars(_spaces), f"{like.dtype} {like.device}"
+def scratch(dtype: torch.dtype, device: torch.device, size: int) -> torch.Tensor:
+    """Working space, the same memory every time: fresh memory would be cold in the cache."""
+    spaces, key = vars(_spaces), f"{dtype} {device}"
     space = spaces.get(key)
     if space is None or len(space) < size:
-        space = spaces[key] = torch.empty(max(size, CHUNK), dtype=like.dtype, device=like.device)
-    return space[:size].view(like.shape)
+        space = spaces[key] = torch.empty(size, dtype=dtype, device=device)
+    return space
+
+
+def scratch_like(like: torch.Tensor) -> torch.Tensor:
+    return scratch(like.dtype, like.device, max(like.numel(), CHUNK))[: like.numel()].view(like.shape)
 
 
 def by_chunks(function: Callable, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -140,69 +154,106 @@ def flattened(a: torch.Tensor) -> tuple[torch.Tensor, int]:
     return a.view(a.shape[0], a.shape[1], -1), 2
 
 
+class Statistics(NamedTuple):
+    """(C,) tensors."""
+
+    mu: torch.Tensor
+    sigma2: torch.Tensor
+    inverse: torch.Tensor  # (sigma2 + eps)^-1/2
+    scale: torch.Tensor  # gamma times that
+    shift: torch.Tensor  # beta - mu scale
+
+
+class Coefficients(NamedTuple):
+    d_gamma: torch.Tensor
+    slope: torch.Tensor  # (N, C) p of the input's gradient g s + a p + q
+    offset: torch.Tensor  # (N, C) q
+    d_weights: torch.Tensor
+
+
+# With small maps a layer costs what its calls cost, so factors are passed along as arguments of other operations.
+
+
+def statistics(moments, weights, same_task, gamma, beta, area: int, eps: float) -> Statistics:
+    mu, second, _ = _weighted(moments, weights, same_task, area)
+    sigma2 = torch.addmv(mu, second.t(), weights, beta=0, alpha=1 / area)
+    inverse = (sigma2 + eps).rsqrt_()
+    scale = gamma * inverse
+    return Statistics(mu, sigma2, inverse, scale, torch.addcmul(beta, mu, scale, value=-1))
+
+
+def _weighted(moments, weights, same_task, area: int):
+    """mu; what sigma2 is the weighted mean of, times the area; the distances of the sample means to its centre."""
+    guess, distance, squares = moments
+    # Relative to the guess. What the weights lack to 1 pulls the mean towards 0.
+    center = torch.mv(distance.t(), weights).addcmul_(guess, 1 - weights.sum(), value=-1)
+    spread = distance - (center if same_task is None else same_task @ distance)
+    return guess + center, torch.addcmul(squares, spread, spread, value=area), spread
+
+
+def coefficients(sums, g_mu, g_sigma2, moments, weights, same_task, of: Statistics, area: int) -> Coefficients:
+    (d_beta, d_scale), (guess, distance, _) = sums, moments
+    d_gamma = d_scale * of.inverse
+    nothing = torch.zeros_like(of.mu) if g_mu is None or g_sigma2 is None else None
+    d_sigma2 = torch.addcmul(nothing if g_sigma2 is None else g_sigma2, d_gamma * of.scale, of.inverse, value=-0.5)
+    d_mu = torch.addcmul(nothing if g_mu is None else g_mu, of.scale, d_beta, value=-1)
+    _, second, spread = _weighted(moments, weights, same_task, area)
+    slope = torch.addr(spread, weights, d_sigma2, beta=0, alpha=2 / area)
+    if same_task is None:
+        # The weighted mean of the spread is what the weights lack to 1, times mu.
+        d_mu.addcmul_(d_sigma2, of.mu * (1 - weights.sum()), value=-2)
+        level = torch.addcmul(d_mu, d_sigma2, of.mu, value=-2)
+        offset = torch.addr(spread, weights, level, beta=0, alpha=1 / area)
+    else:
+        pull = slope * spread
+        offset = torch.addr(pull - same_task @ pull - slope * (distance + guess), weights, d_mu, alpha=1 / area)
+    d_weights = torch.mv(distance, d_mu).addmv_(second, d_sigma2, alpha=1 / area).add_(torch.dot(guess, d_mu))
+    return Coefficients(d_gamma, slope, offset, d_weights)
+
+
 class _WeightedBatchNorm(torch.autograd.Function):
-    # With small maps a layer costs what its calls cost, so factors are passed along as arguments of other operations.
-
     @staticmethod
-    def forward(ctx, a, weights, gamma, beta, same_task, eps: float, balanced_affine: bool, passes: Any):
-        area = a[0, 0].numel()
-        guess, distance, squares = passes.moments(a, exact=same_task is not None)
-        mean = distance + guess
-        # The distances of the sample means to the centre that sigma2 is taken about; mu is the weighted mean of all.
-        shift = torch.mv(distance.t(), weights)
-        missing = 1 - weights.sum()  # what the weights lack to 1 pulls mu from the guess towards 0
-        mu = torch.addcmul(shift + guess, guess, missing, value=-1)
-        spread = distance - (
-            torch.addcmul(shift, guess, missing, value=-1) if same_task is None else same_task @ distance
-        )
-        second = torch.addcmul(squares, spread, spread, value=area)
-        sigma2 = torch.addmv(mu, second.t(), weights, beta=0, alpha=1 / area)
-        out = passes.scale_and_shift(a, mu, sigma2, gamma, beta, eps)
-        ctx.save_for_backward(a, weights, gamma, mu, sigma2, same_task)
-        ctx.moments = mean, spread, second
-        ctx.passes, ctx.balanced_affine, ctx.eps, ctx.area = passes, balanced_affine, eps, area
-        mean = mean.detach()  # the one in ctx must not be an output, or the two would keep each other alive
-        ctx.mark_non_differentiable(mean, squares)
+    def forward(ctx, a, weights, gamma, beta, running_weights, same_task, eps: float, balanced_affine: bool, passes):
+        area = a.numel() // (a.shape[0] * a.shape[1])
+        moments = passes.moments(a, exact=same_task is not None)
+        found = passes.statistics(moments, weights, same_task, gamma, beta, area, eps)
+        out = passes.scale_and_shift(a, found.scale, found.shift)
+        # What is kept must not be an output, or the two would keep each other alive.
+        mu, sigma2 = found.mu.detach(), found.sigma2.detach()
+        ctx.save_for_backward(a, weights, same_task)
+        ctx.moments, ctx.found, ctx.area = moments, found, area
+        ctx.passes, ctx.balanced_affine = passes, balanced_affine
         ctx.set_materialize_grads(False)
-        return out, mu, sigma2, mean, squares
+        if running_weights is None:
+            return out, mu, sigma2
+        running_mu, second, _ = _weighted(moments, running_weights, None, area)
+        running = running_mu, torch.mv(second.t(), running_weights) / area
+        ctx.mark_non_differentiable(*running)
+        return out, mu, sigma2, *running
 
     @staticmethod
-    def backward(ctx, g, g_mu, g_sigma2, _mean, _squares):
-        a, weights, gamma, mu, sigma2, same_task = ctx.saved_tensors
-        (mean, spread, second), area = ctx.moments, ctx.area
+    def backward(ctx, g, g_mu, g_sigma2, *_running):
+        a, weights, same_task = ctx.saved_tensors
+        found = ctx.found
         g = torch.zeros_like(a) if g is None else g
         g = g.contiguous(memory_format=torch.channels_last if is_channels_last(a) else torch.contiguous_format)
-        d_beta, d_scale = ctx.passes.gradient_sums(g, a, mu, per_sample=ctx.balanced_affine)
-        inverse = (sigma2 + ctx.eps).rsqrt_()
-        scale = gamma * inverse
-        d_affine = d_scale * inverse, d_beta
+        sums = of_affine = ctx.passes.gradient_sums(g, a, found.mu, per_sample=ctx.balanced_affine)
         if ctx.balanced_affine:
             # The statistics feel the plain sums; gamma and beta those in which every task counts the same.
-            d_scale, d_beta = d_scale.sum(0), d_beta.sum(0)
-            d_affine = tuple(len(weights) * weights @ sums for sums in d_affine)
-        nothing = torch.zeros_like(mu) if g_mu is None or g_sigma2 is None else None
-        d_sigma2 = torch.addcmul(
-            nothing if g_sigma2 is None else g_sigma2, d_scale * scale, inverse.square_(), value=-0.5
-        )
-        d_mu = torch.addcmul(nothing if g_mu is None else g_mu, scale, d_beta, value=-1)
-        slope = torch.addr(spread, weights, d_sigma2, beta=0, alpha=2 / area)
-        if same_task is None:
-            d_mu.addcmul_(d_sigma2, torch.mv(spread.t(), weights), value=-2)
-            level = torch.addcmul(d_mu, d_sigma2, mu, value=-2)
-            offset = torch.addr(spread, weights, level, beta=0, alpha=1 / area)
-        else:
-            pull = slope * spread
-            offset = torch.addr(pull - same_task @ pull - slope * mean, weights, d_mu, alpha=1 / area)
-        d_a = ctx.passes.input_gradient(g, a, scale, slope, offset)
-        d_weights = None
-        if ctx.needs_input_grad[1]:
-            d_weights = torch.mv(mean, d_mu).addmv_(second, d_sigma2, alpha=1 / area)
-        return d_a, d_weights, *d_affine, None, None, None, None
+            of_affine = tuple(len(weights) * weights @ of_sample for of_sample in sums)
+            sums = tuple(of_sample.sum(0) for of_sample in sums)
+        found_too = ctx.passes.coefficients(sums, g_mu, g_sigma2, ctx.moments, weights, same_task, found, ctx.area)
+        d_a = ctx.passes.input_gradient(g, a, found.scale, found_too.slope, found_too.offset)
+        d_gamma = of_affine[1] * found.inverse if ctx.balanced_affine else found_too.d_gamma
+        return d_a, found_too.d_weights, d_gamma, of_affine[0], None, None, None, None, None
 
 
 @outside_autocast
 def fused(a: torch.Tensor, by: SampleWeights, gamma, beta, eps: float, passes: Any = TensorPasses) -> Normalized:
     if not a.is_contiguous() and not is_channels_last(a):
         a = a.contiguous()
-    weights = filled_weights(by, gamma.new_empty(a.shape[0], 0))
-    return Normalized(*_WeightedBatchNorm.apply(a, weights, gamma, beta, by.same_task, eps, by.balanced_affine, passes))
+    weights = filled_weights(by.weights, gamma, a.shape[0])
+    out, mu, sigma2, *running = _WeightedBatchNorm.apply(
+        a, weights, gamma, beta, by.running, by.same_task, eps, by.balanced_affine, passes
+    )
+    return Normalized(out, mu, sigma2, *(running or (mu, sigma2)))

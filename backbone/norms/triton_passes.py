@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from backbone.norms.fused import is_channels_last
+from backbone.norms.fused import TensorPasses, is_channels_last
 from backbone.norms.weighted import compute_dtype
 
 BLOCK = 1024  # elements of a tile
@@ -124,8 +124,8 @@ class _Layout:
         return tuple(torch.empty(self.moments_shape, dtype=self.dtype, device=like.device) for _ in range(2))
 
 
-class TritonPasses:
-    """Same interface as `fused.TensorPasses`."""
+class TritonPasses(TensorPasses):
+    """Those over the activation; what is between them stays tensor operations."""
 
     @staticmethod
     def moments(a, *, exact):
@@ -136,10 +136,9 @@ class TritonPasses:
         return guess, distance, squares
 
     @staticmethod
-    def scale_and_shift(a, mu, sigma2, gamma, beta, eps):
+    def scale_and_shift(a, scale, shift):
         layout, out = _Layout(a), torch.empty_like(a)
-        scale = gamma * (sigma2 + eps).rsqrt_()
-        _scale_and_shift[layout.tiles](a, scale, torch.addcmul(beta, mu, scale, value=-1), out, *layout.arguments)
+        _scale_and_shift[layout.tiles](a, scale, shift, out, *layout.arguments)
         return out
 
     @staticmethod

@@ -25,11 +25,13 @@ class SampleWeights(NamedTuple):
     same_task: (N, N) symmetric matrix that averages over the samples of one's own task. Given, the variance is the
         mixture of within-task variances; None, it is taken about the mixture's mean.
     balanced_affine: the gradients of gamma and beta weigh sample n by N w_n too (TBBN).
+    running: (N,) weights of the statistics that the running ones learn from; None: they take the normalizing ones.
     """
 
     weights: torch.Tensor | None = None
     same_task: torch.Tensor | None = None
     balanced_affine: bool = False
+    running: torch.Tensor | None = None
 
 
 UNIFORM = SampleWeights()
@@ -39,8 +41,8 @@ class Normalized(NamedTuple):
     out: torch.Tensor
     mu: torch.Tensor  # (C,)
     sigma2: torch.Tensor  # (C,)
-    sample_mean: torch.Tensor  # (N, C), without gradient
-    sample_squares: torch.Tensor  # (N, C) sums over space of the squared distances to it
+    running_mu: torch.Tensor  # (C,), without gradient if they have weights of their own
+    running_sigma2: torch.Tensor
 
 
 def compute_dtype(a: torch.Tensor) -> torch.dtype:
@@ -73,20 +75,19 @@ def sample_moments(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return origin, mean, (flat - mean.unsqueeze(2)).square().mean(2)
 
 
-def filled_weights(by: SampleWeights, like: torch.Tensor) -> torch.Tensor:
-    return like.new_full(like.shape[:1], 1 / like.shape[0]) if by.weights is None else by.weights
+def filled_weights(weights: torch.Tensor | None, like: torch.Tensor, samples: int) -> torch.Tensor:
+    return like.new_full((samples,), 1 / samples) if weights is None else weights
 
 
 def weighted_statistics(
-    origin: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, by: SampleWeights
+    origin: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, weights: torch.Tensor, same_task: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(N, C) sample moments, the means relative to `origin`, to (C,) statistics.
 
     mean_hw((a_n - c)^2) is var_n + (mean_n - c)^2. Weights that sum to less than 1 pull mu towards 0.
     """
-    weights = filled_weights(by, mean)
     relative_mu = weights @ mean - origin * (1 - weights.sum())
-    center = relative_mu if by.same_task is None else by.same_task @ mean
+    center = relative_mu if same_task is None else same_task @ mean
     return origin + relative_mu, weights @ (var + (mean - center).square())
 
 
@@ -97,14 +98,17 @@ def reference(a: torch.Tensor, by: SampleWeights, gamma: torch.Tensor, beta: tor
     a = a.to(compute_dtype(a))
     space = (1,) * (a.dim() - 2)
     origin, mean, var = sample_moments(a)
-    mu, sigma2 = weighted_statistics(origin, mean, var, by)
+    weights = filled_weights(by.weights, mean, len(mean))
+    running = mu, sigma2 = weighted_statistics(origin, mean, var, weights, by.same_task)
+    if by.running is not None:
+        running = weighted_statistics(origin, mean.detach(), var.detach(), by.running, None)
     unit = (a - mu.view(1, -1, *space)) * torch.rsqrt(sigma2 + eps).view(1, -1, *space)
     if by.balanced_affine:
         out = unit * gamma.detach().view(1, -1, *space) + beta.detach().view(1, -1, *space)
-        out = out + _balanced_affine_gradient(unit, filled_weights(by, mean), gamma, beta)
+        out = out + _balanced_affine_gradient(unit, weights, gamma, beta)
     else:
         out = unit * gamma.view(1, -1, *space) + beta.view(1, -1, *space)
-    return Normalized(out.to(dtype), mu, sigma2, (origin + mean).detach(), var.detach() * a[0, 0].numel())
+    return Normalized(out.to(dtype), mu, sigma2, *running)
 
 
 def _balanced_affine_gradient(unit, weights, gamma, beta) -> torch.Tensor:

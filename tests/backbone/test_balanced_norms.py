@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from backbone.norms import norm_factory
-from tests.helpers import assert_close
+from tests.helpers import NORM_IMPLS, assert_close
 
 EPS = 1e-5
 SHAPE = (7, 3, 4, 5)
@@ -14,7 +14,7 @@ TASKS = np.array([3, 0, 0, 3, 1, 0, 0])  # task 2 is absent
 BALANCED = np.array([1 / 6, 1 / 12, 1 / 12, 1 / 6, 1 / 3, 1 / 12, 1 / 12])
 LAYOUTS = {"nchw": torch.contiguous_format, "channels-last": torch.channels_last}
 NORMS = ("bnt", "tbbn", "cma")
-both_impls = pytest.mark.parametrize("impl", ["reference", "fused"])
+each_impl = pytest.mark.parametrize("impl", NORM_IMPLS)
 both_layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 each_norm = pytest.mark.parametrize("norm", NORMS)
 
@@ -106,7 +106,7 @@ def assert_evaluates_plainly(layer, x) -> None:
 # --- bnt ---------------------------------------------------------------------------------------------------------
 
 
-@both_impls
+@each_impl
 @both_layouts
 def test_bnt_trains_like_batch_norm_and_balances_what_it_remembers(impl, layout):
     *inputs, unseen = batches(4, layout=layout)
@@ -119,7 +119,7 @@ def test_bnt_trains_like_batch_norm_and_balances_what_it_remembers(impl, layout)
 # --- tbbn --------------------------------------------------------------------------------------------------------
 
 
-@both_impls
+@each_impl
 @both_layouts
 def test_tbbn_against_numpy(impl, layout):
     *inputs, unseen = batches(4, layout=layout)
@@ -153,7 +153,7 @@ def input_gradient_by_numpy(x, g, gamma) -> np.ndarray:
     return g * r - share * total * r - share * products * centered * r**3
 
 
-@both_impls
+@each_impl
 def test_tbbn_of_equally_many_samples_is_batch_norm(impl):
     layer, twin = assert_steps_of_batch_norm("tbbn", impl, batches(2, (6, 3, 2, 3)), np.array([0, 2, 1, 1, 0, 2]))
     assert_close(layer.running_mean, twin.running_mean)
@@ -162,7 +162,7 @@ def test_tbbn_of_equally_many_samples_is_batch_norm(impl):
 # --- cma ---------------------------------------------------------------------------------------------------------
 
 
-@both_impls
+@each_impl
 @both_layouts
 @pytest.mark.parametrize("tasks", [None, TASKS], ids=["no tasks", "tasks"])
 def test_cma_is_batch_norm_with_a_cumulative_average(impl, layout, tasks):
@@ -190,7 +190,7 @@ def test_the_second_batch_of_cma_counts_half():
 # --- all of them -------------------------------------------------------------------------------------------------
 
 
-@both_impls
+@each_impl
 @each_norm
 @pytest.mark.parametrize("shape", [SHAPE, (7, 3, 1, 1), (7, 3)], ids=str)
 def test_without_tasks_they_are_batch_norm(norm, impl, shape):
@@ -220,7 +220,7 @@ def test_a_single_value_per_channel_is_refused(norm):
         run(shared, [layer], torch.zeros(1, 3, 1, 1, dtype=torch.float64), np.array([0]))
 
 
-@both_impls
+@each_impl
 @each_norm
 def test_state_dict_round_trip(norm, impl):
     """A loaded copy goes on with the same numbers, which for the cumulative average depend on how many came before."""
@@ -264,7 +264,7 @@ def test_layers_keep_their_own_statistics(norm):
         assert_close(layer.running_var, twin.running_var)
 
 
-@both_impls
+@each_impl
 @pytest.mark.parametrize("norm", [*NORMS, "adab2n"])
 def test_running_statistics_under_autocast(norm, impl):
     """bfloat16 activations: weights and statistics are computed in float32, as without autocast."""

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from backbone.norms import norm_factory
-from tests.helpers import assert_close
+from tests.helpers import NORM_IMPLS, assert_close
 from utils.errors import UsageError
 
 EPS = 1e-5
 C, H, W = 64, 3, 5
-both_impls = pytest.mark.parametrize("impl", ["reference", "fused"])
+each_impl = pytest.mark.parametrize("impl", NORM_IMPLS)
 
 EQUIVALENTS = {
     "bn": ("bn", {}, lambda: nn.BatchNorm2d(C)),
@@ -151,7 +151,7 @@ def maps(*rows, channels: int = 1) -> torch.Tensor:
     return values.view(-1, channels, 1, values.shape[1])
 
 
-@both_impls
+@each_impl
 @pytest.mark.parametrize("tasks", [None, [0] * 6], ids=["no tasks", "one task"])
 def test_adab2n_with_one_task_and_ema_is_batch_norm(tasks, impl):
     shared, [layer] = ada_layers(C, kappa=1.0, lambd=0.0, norm_impl=impl)
@@ -270,7 +270,7 @@ def test_mean_and_variance_by_hand(variance, sigma2):
     assert_close(out, (a - 6.4) / sqrt(sigma2 + EPS))
 
 
-@both_impls
+@each_impl
 @pytest.mark.parametrize("variance", ["mixture", "within"])
 @pytest.mark.parametrize("absent", ["counted", "ignored"])
 def test_statistics_of_a_batch_against_numpy(variance, absent, impl):
@@ -309,7 +309,7 @@ def test_penalty_by_hand():
         assert shared.penalty().item() == pytest.approx(expected, abs=1e-12)
 
 
-@both_impls
+@each_impl
 def test_running_statistics_are_constants_of_the_penalty(impl):
     """The gradient is 2 (mu - r) dmu + 2 (sigma2 - s) dsigma2, with nothing from r and s having moved."""
     shared, layers, inputs = penalty_example(penalty_norm="sum", norm_impl=impl)
@@ -359,7 +359,7 @@ def test_no_penalty_with_lambda_0():
     assert shared.begin_step(1, True) == 0.0
 
 
-@both_impls
+@each_impl
 def test_two_forwards_before_one_backward(impl):
     """Running means 0, .2, .18 + .5; each penalty is measured when its forward ends."""
     shared, [layer] = ada_layers(1, kappa=1.0, lambd=1.0, norm_impl=impl)
@@ -422,7 +422,7 @@ def test_a_loaded_layer_that_started_at_variance_0_evaluates_its_statistics():
     assert_close(fresh_layer.eval()(x), (x - 0.3) / sqrt(0.4 + EPS))
 
 
-@both_impls
+@each_impl
 @pytest.mark.parametrize("variance", ["mixture", "within"])
 @pytest.mark.parametrize(("absent", "reached"), [("counted", [True] * 3), ("ignored", [True, False, True])])
 def test_gradients_reach_psi(variance, absent, reached, impl):
@@ -450,7 +450,7 @@ def test_gradients_reach_psi(variance, absent, reached, impl):
         assert (abs(gradient) > 1e-4) == is_reached
 
 
-@both_impls
+@each_impl
 def test_the_penalty_has_a_gradient_to_psi(impl):
     """With means 0 and 2, phi = 1 and two samples, mu is 2 p_1 and dp_1/dpsi_1 = p_1 (1 - p_1) / 2."""
     shared, [layer] = ada_layers(1, tasks=2, lambd=1.0, kappa=1.0, variance="within", norm_impl=impl)

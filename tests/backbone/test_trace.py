@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backbone.norms import norm_factory
-from tests.helpers import assert_close
+from tests.helpers import NORM_IMPLS, assert_close
 from utils.arguments import resolve
 from utils.build import owned
 from utils.registry import NORMS
@@ -236,7 +236,7 @@ def assert_evaluates(product, mean, var) -> None:
         assert_equal(out.detach(), normalized_by_numpy(inputs[number], mean[number], var[number], AFFINE[number]))
 
 
-@pytest.mark.parametrize("impl", ["reference", "fused"])
+@pytest.mark.parametrize("impl", NORM_IMPLS)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_trace(name, impl):
     expected = ByNumpy(SETTINGS[name])

@@ -1,6 +1,7 @@
 """The weighted primitive: its gradients, the fused form against the reference, rounding and half precision."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -9,15 +10,24 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from backbone.norms.compiled_passes import CompiledPasses, why_not
 from backbone.norms.fused import fused
 from backbone.norms.weighted import UNIFORM, SampleWeights, reference
-from tests.helpers import assert_close
+from tests.helpers import NEEDS_COMPILER, assert_close
 
 EPS = 1e-5
 LAYOUTS = {"nchw": torch.contiguous_format, "channels-last": torch.channels_last}
-PRIMITIVES = {"reference": reference, "fused": fused}
+compiled = partial(fused, passes=CompiledPasses)
+FAST = (fused,) if why_not() else (fused, compiled)
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5}
-each_primitive = pytest.mark.parametrize("primitive", PRIMITIVES.values(), ids=PRIMITIVES)
+each_primitive = pytest.mark.parametrize(
+    "primitive",
+    [
+        pytest.param(reference, id="reference"),
+        pytest.param(fused, id="fused"),
+        pytest.param(compiled, id="compiled", marks=NEEDS_COMPILER),
+    ],
+)
 both_variances = pytest.mark.parametrize("within", [False, True], ids=["mixture", "within"])
 
 
@@ -188,6 +198,13 @@ EXAMPLE = {
     "seed": 0,
 }
 
+WIDE = [
+    {"shape": (3, 70, 9, 9), "tasks": [0, 1, 0], "layout": layout, "dtype": dtype, "within": within, "balanced": within}
+    for layout in LAYOUTS
+    for dtype in BOUNDS
+    for within in (False, True)
+]
+
 
 @settings(max_examples=60, derandomize=True, deadline=None, database=None)
 @given(cases())
@@ -195,13 +212,34 @@ EXAMPLE = {
 @example(EXAMPLE | {"shape": (1, 1, 1, 2), "tasks": [0], "dtype": torch.float32})
 @example(EXAMPLE | {"shape": (6, 7, 5, 3), "tasks": [0, 3, 3, 0, 1, 0], "dtype": torch.float32})
 @example(EXAMPLE | {"shape": (6, 7, 5, 3), "tasks": [0, 3, 3, 0, 1, 0], "dtype": torch.float32, "within": False})
-def test_fused_gives_the_numbers_of_the_reference(case):
+def test_fast_forms_give_the_numbers_of_the_reference(case):
     assume(case["dtype"] == torch.float64 or not without_variance(case))  # see the next test
     assert_same_numbers(case)
 
 
+@pytest.mark.parametrize("case", WIDE, ids=str)
+def test_more_channels_and_positions_than_a_block_holds(case):
+    assert_same_numbers(EXAMPLE | case)
+
+
 def assert_same_numbers(case) -> None:
-    assert_within(results_of(fused, case), results_of(reference, case), BOUNDS[case["dtype"]])
+    for fast in FAST:
+        assert_within(results_of(fast, case), results_of(reference, case), BOUNDS[case["dtype"]])
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bits_of_compiled_passes_do_not_depend_on_the_threads(layout):
+    case = EXAMPLE | {"shape": (6, 70, 9, 9), "tasks": [0, 3, 3, 0, 1, 0], "within": False, "layout": layout}
+    case |= {"dtype": torch.float32, "balanced": False}
+    results, threads = [], torch.get_num_threads()
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(results_of(compiled, case))
+    torch.set_num_threads(threads)
+    for other in results[1:]:
+        for name, value in results[0].items():
+            assert torch.equal(value, other[name]), name
 
 
 def assert_within(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bound: float) -> None:
@@ -231,6 +269,8 @@ SOUND = {
     "reference": lambda a, same_task: reference(a, UNIFORM, *affine_of(a), EPS),
     "fused, mixture": lambda a, same_task: fused(a, UNIFORM, *affine_of(a), EPS),
     "fused, within": lambda a, same_task: fused(a, SampleWeights(same_task=same_task), *affine_of(a), EPS),
+    "compiled, mixture": lambda a, same_task: compiled(a, UNIFORM, *affine_of(a), EPS),
+    "compiled, within": lambda a, same_task: compiled(a, SampleWeights(same_task=same_task), *affine_of(a), EPS),
 }
 
 
@@ -248,13 +288,16 @@ def variance_by_torch(a: torch.Tensor) -> torch.Tensor:
     return twin.running_var.double() * (count - 1) / count
 
 
-@pytest.mark.parametrize("form", SOUND)
+@pytest.mark.parametrize(
+    "form", [pytest.param(name, marks=NEEDS_COMPILER if "compiled" in name else ()) for name in SOUND]
+)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(20, 16, 32, 32), (20, 64, 4, 4), (8, 5, 7, 9), (32, 48, 1, 1)], ids=str)
 def test_variance_beside_a_large_mean(form, layout, shape):
     """Mean 1e3, variance 1, float32: over five batches the error is at most twice that of nn.BatchNorm2d.
 
-    In some layouts the latter sums in float64 and is right to the last bit; three units of it are granted there.
+    In some layouts the latter sums in float64 and is right to the last bit. The compiled mixture, which runs use,
+    is held to the bound all the same; the others are granted three units of that bit.
     """
     same_task = torch.full((shape[0], shape[0]), 1 / shape[0])
     errors, errors_of_torch = [], []
@@ -263,7 +306,8 @@ def test_variance_beside_a_large_mean(form, layout, shape):
         exact = a.double().var((0, 2, 3), correction=0)
         errors.append((SOUND[form](a, same_task).sigma2 - exact).abs().max().item())
         errors_of_torch.append((variance_by_torch(a) - exact).abs().max().item())
-    assert max(errors) <= max(2 * max(errors_of_torch), 3 * torch.finfo(torch.float32).eps)
+    granted = 0 if form == "compiled, mixture" else 3 * torch.finfo(torch.float32).eps
+    assert max(errors) <= max(2 * max(errors_of_torch), granted)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -275,7 +319,7 @@ def test_variances_within_tasks_far_apart(layout):
     of_task = [a.double()[torch.tensor(tasks) == task].var((0, 2, 3), correction=0) for task in range(3)]
     by = SampleWeights(torch.tensor([0.1, 0.2, 0.1, 0.15, 0.15, 0.2]), averaging(tasks).float())
     expected = 0.2 * of_task[0] + 0.4 * of_task[1] + 0.3 * of_task[2]
-    for primitive in (reference, fused):
+    for primitive in (reference, *FAST):
         assert_close(primitive(a, by, *affine_of(a), EPS).sigma2, expected, atol=2e-4)
 
 
@@ -353,11 +397,12 @@ def test_activation_larger_than_the_cache(within, layout):
     """2.6 million elements, which are worked on in pieces."""
     a, g = (drawn_float32(5, 8, 256, 256).contiguous(memory_format=LAYOUTS[layout]) + shift for shift in (0.5, 1.0))
     weights, same_task = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
-    found = with_gradients(fused, a, weights, same_task, g)
-    assert_within(found, with_gradients(reference, a, weights, same_task, g), 1e-5)
+    for fast in FAST:
+        found = with_gradients(fast, a, weights, same_task, g)
+        assert_within(found, with_gradients(reference, a, weights, same_task, g), 1e-5)
 
 
-@each_primitive
+@pytest.mark.parametrize("primitive", [reference, fused])
 @both_variances
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_is_left_on_the_cpu(primitive, within, layout):
@@ -382,7 +427,7 @@ def test_gradient_in_another_layout_than_the_activation(layout):
     gradients = []
     for g_layout in LAYOUTS.values():
         leaf = a.detach().requires_grad_()
-        out = fused(leaf, SampleWeights(torch.tensor(WEIGHTS).double()), *affine_of(a), EPS).out
+        out = FAST[-1](leaf, SampleWeights(torch.tensor(WEIGHTS).double()), *affine_of(a), EPS).out
         gradients += torch.autograd.grad(out, leaf, drawn(*a.shape, seed=3).contiguous(memory_format=g_layout))
     assert_close(gradients[0], gradients[1])
 

@@ -13,10 +13,20 @@ from functools import lru_cache
 import numpy as np
 
 
+class _Key(np.random.bit_generator.ISeedSequence):
+    """Philox takes its key from here. Given as `key=` it would first ask the system for entropy, and throw it away."""
+
+    def __init__(self, words: np.ndarray):
+        self.words = words
+
+    def generate_state(self, n_words, dtype=np.uint32):
+        return self.words
+
+
 @lru_cache(maxsize=256)
-def _key(seed: int, stream: str) -> np.ndarray:
+def _key(seed: int, stream: str) -> _Key:
     digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=16).digest()
-    return np.frombuffer(digest, dtype=np.uint64)
+    return _Key(np.frombuffer(digest, dtype=np.uint64))
 
 
 def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
@@ -24,7 +34,7 @@ def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
     counter = np.zeros(4, dtype=np.uint64)
     # The two low words count within one address: 2^128 draws before two addresses could meet.
     counter[2 : 2 + len(place)] = place
-    return np.random.Generator(np.random.Philox(key=_key(seed, stream), counter=counter))
+    return np.random.Generator(np.random.Philox(_key(seed, stream), counter=counter))
 
 
 def torch_seed(seed: int, stream: str) -> int:

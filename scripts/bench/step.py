@@ -142,11 +142,19 @@ def own_cost(arguments) -> dict:
         parts = interleaved(parts_of_a_step(training), max(100, arguments.repetitions))
     ms = {name: float(np.median(times)) * 1e3 / STEPS for name, times in seconds.items()}
     against = ratio(seconds["loop"], seconds["PIL and loops"])
+    own = ratio(*(np.subtract(seconds[name], seconds["bare"]) for name in ("loop", "PIL and loops")))
     rows = [["ER-ACE step with a network of one layer", "ms"], *([name, f"{value:.3f}"] for name, value in ms.items())]
-    rows.append(["loop against PIL and loops", f"{against['ratio']:.3f} [{against['low']:.3f}, {against['high']:.3f}]"])
+    rows.append(["own cost: loop without the bare network", f"{ms['loop'] - ms['bare']:.3f}"])
+    for title, found in {"whole step against PIL and loops": against, "own cost against theirs": own}.items():
+        rows.append([title, f"{found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"])
     rows += [[f"  of it: {name}", f"{np.median(times) * 1e3:.3f}"] for name, times in parts.items()]
     print(aligned(rows), end="\n\n")
-    return {"ms": ms, "against_pil": against, "parts_ms": {n: float(np.median(t)) * 1e3 for n, t in parts.items()}}
+    return {
+        "ms": ms,
+        "against_pil": against,
+        "own_against_pil": own,
+        "parts_ms": {n: float(np.median(t)) * 1e3 for n, t in parts.items()},
+    }
 
 
 def parts_of_a_step(training: Training) -> dict[str, Callable]:

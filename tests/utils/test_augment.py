@@ -8,7 +8,7 @@ from torchvision.transforms import functional as T
 
 from datasets.stream import Augmentation
 from tests.helpers import CPU, make_spec
-from utils.augment import Augment
+from utils.augment import Augment, _pick_at_once, _pick_one_by_one
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
 SIDE = 8
@@ -70,6 +70,16 @@ def test_every_output_is_a_crop_and_flip_and_all_are_equally_likely(padding, fli
         pairs = found[:, 0] * (2 * padding + 1) + found[:, 1]
         assert abs(np.corrcoef(found[:, 0], found[:, 1])[0, 1]) < 3.3 / np.sqrt(2000)
         assert len(np.unique(pairs)) == (2 * padding + 1) ** 2
+
+
+@pytest.mark.parametrize("padding", [0, 1, 4])
+def test_picking_one_by_one_and_at_once_are_the_same(padding):
+    draw = np.random.default_rng(0)
+    images = torch.from_numpy(draw.integers(0, 256, (50, 3, 6, 7), dtype=np.uint8))
+    rows, columns = draw.integers(0, 2 * padding + 1, (2, 50))
+    flipped = draw.random(50) < 0.5
+    one_by_one, at_once = (pick(images, padding, rows, columns, flipped) for pick in (_pick_one_by_one, _pick_at_once))
+    assert torch.equal(one_by_one, at_once)
 
 
 def test_samples_of_a_batch_keep_their_places():

@@ -1,0 +1,89 @@
+"""At which scale the paper is reproduced: as published, on real images with a CPU, or in miniature.
+
+Plans speak of the paper's data sets; a preset says what stands for each of them and what it is really called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Data:
+    """What stands for one of the paper's data sets."""
+
+    title: str
+    flags: dict[str, Any]
+    buffers: tuple[int, ...]
+    lambdas: tuple[float, ...]  # searched together with the preset's kappas
+
+
+@dataclass(frozen=True)
+class Preset:
+    name: str
+    help: str
+    seeds: tuple[int, ...]
+    kappas: tuple[float, ...]
+    data: dict[str, Data]  # the keys that plans use; a preset may lack some
+    comparable: bool = False  # whether differences to the published numbers mean anything
+    flags: dict[str, Any] = field(default_factory=dict)  # of every run
+    offline: dict[str, Any] = field(default_factory=dict)
+    large_batch: int = 32
+    figure_norms: tuple[str, ...] = ("bn", "cn", "adab2n")  # of the figures that show differences to BN
+    needs_base_path: bool = False
+
+
+CIFAR_LAMBDAS, MINI_LAMBDAS = (0.01, 0.1, 1.0, 10.0), (0.00001, 0.0001, 0.001, 0.01)
+
+PAPER = Preset(
+    name="paper",
+    help="as published: Split CIFAR-10, CIFAR-100 and Mini-ImageNet, three seeds",
+    seeds=(0, 1, 2),
+    kappas=(0.1, 0.4, 0.7, 1.0),
+    comparable=True,
+    data={
+        "cifar10": Data("Split CIFAR-10", {"dataset": "seq-cifar10"}, (500, 2000), CIFAR_LAMBDAS),
+        "cifar100": Data("Split CIFAR-100", {"dataset": "seq-cifar100"}, (2000, 5000), CIFAR_LAMBDAS),
+        "cifar100-10": Data(
+            "Split CIFAR-100 in 10 tasks", {"dataset": "seq-cifar100", "n_tasks": 10}, (2000, 5000), CIFAR_LAMBDAS
+        ),
+        "miniimg": Data("Split Mini-ImageNet", {"dataset": "seq-miniimg"}, (2000, 5000), MINI_LAMBDAS),
+    },
+)
+
+_FOLDER = {"dataset": "seq-folder", "num_filters": 16, "test_per_class": 500}
+CPU = Preset(
+    name="cpu",
+    help="the same structure on a folder of real images (--base_path), with a narrow network and short streams",
+    seeds=(0, 1, 2),
+    kappas=(0.1, 0.4, 0.7, 1.0),
+    needs_base_path=True,
+    data={
+        "cifar10": Data("Folder, 5 tasks", _FOLDER | {"n_tasks": 5, "train_per_class": 500}, (200, 500), CIFAR_LAMBDAS),
+        "cifar100": Data("Folder, 2 tasks", _FOLDER | {"n_tasks": 2, "train_per_class": 500}, (200, 500),
+                         CIFAR_LAMBDAS),
+        "miniimg": Data(
+            "Folder, 5 tasks, 200 images a class", _FOLDER | {"n_tasks": 5, "train_per_class": 200}, (100, 200),
+            CIFAR_LAMBDAS,
+        ),
+    },
+    offline={"n_epochs": 10},
+)  # fmt: skip
+
+_DIGITS = {"dataset": "seq-digits", "num_filters": 8, "groups": 8}
+SMOKE = Preset(
+    name="smoke",
+    help="the same structure in miniature on the embedded digits: one seed, minutes on two cores",
+    seeds=(0,),
+    kappas=(0.4, 1.0),
+    data={
+        "cifar10": Data("Digits, 5 tasks", _DIGITS | {"n_tasks": 5}, (50, 200), (0.1, 1.0)),
+        "cifar100": Data("Digits, 2 tasks", _DIGITS | {"n_tasks": 2}, (50, 200), (0.1, 1.0)),
+        "offline": Data("Digits, 5 tasks", _DIGITS | {"n_tasks": 5}, (50,), (0.1, 1.0)),
+    },
+    offline={"n_epochs": 2},
+    figure_norms=("bn", "adab2n"),
+)
+
+PRESETS = {preset.name: preset for preset in (PAPER, CPU, SMOKE)}

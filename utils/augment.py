@@ -46,7 +46,7 @@ class Augment:
 
     def _crop_and_flip(self, images: torch.Tensor, draw: np.random.Generator) -> torch.Tensor:
         count, places = len(images), 2 * self.padding + 1
-        rows, columns = draw.integers(0, places, count), draw.integers(0, places, count)
+        rows, columns = draw.integers(0, places, (2, count))
         flipped = draw.random(count) < 0.5 if self.flip else np.zeros(count, dtype=bool)
         pick = _pick_one_by_one if images.device.type == "cpu" else _pick_at_once
         return pick(images, self.padding, rows, columns, flipped)

@@ -54,8 +54,11 @@ class Reservoir:
         """The slot of every sample, -1 for none: the n-th seen goes to floor(u n) if that is a slot."""
         nth = np.arange(self.seen + 1, self.seen + 1 + len(labels))
         self.seen += len(labels)
-        slots = np.where(nth <= self.capacity, nth - 1, np.floor(draw.random(len(nth)) * nth).astype(np.int64))
-        return np.where(slots < self.capacity, slots, -1)
+        slots = (draw.random(len(nth)) * nth).astype(np.int64)
+        slots[slots >= self.capacity] = -1
+        if nth[0] <= self.capacity:
+            slots = np.where(nth <= self.capacity, nth - 1, slots)
+        return slots
 
     def filled(self) -> np.ndarray | int:
         return min(self.seen, self.capacity)

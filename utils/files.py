@@ -65,6 +65,20 @@ class OwnedLock:
             raise HeldElsewhere(self._owner()) from None
         write_json(self.owner_path, {"host": socket.gethostname(), "pid": os.getpid()})
 
+    @staticmethod
+    def is_held(folder: Path) -> bool:
+        """Whether somebody has it just now. An owner who was killed leaves the file with the name, but no lock."""
+        if not (folder / "owner.json").exists():
+            return False
+        try:
+            with open(folder / "lock") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def _owner(self) -> str:
         try:
             owner = json.loads(self.owner_path.read_text())

@@ -80,14 +80,19 @@ class RunFolder:
         return record
 
     def finished_record(self) -> dict | None:
+        return self.read(self.path)
+
+    @staticmethod
+    def read(folder: Path) -> dict | None:
         """The record of a finished run; a failed one does not count."""
+        path = folder / "record.json"
         try:
-            record = json.loads(self.record_path.read_text())
+            record = json.loads(path.read_text())
             finished = record["status"] == "finished"
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"cannot read {self.record_path}: {error!r}; delete it, or --rerun") from error
+            raise UsageError(f"cannot read {path}: {error!r}; delete it, or --rerun") from error
         return record if finished else None
 
 

@@ -29,6 +29,7 @@ from utils.tables import aligned
 from utils.training import Cursor, Training, forward_parts
 
 STEPS = 10  # of one timed repetition
+SMALL_STEPS = 50  # the same with a network of one layer: as many as lie between two lines of the log
 
 
 def add_arguments(parser) -> None:
@@ -80,12 +81,12 @@ def whole_against_bare(arguments, options: dict) -> dict:
     }
 
 
-def epoch_of_steps(training: Training, folder: Path) -> Callable[[], None]:
-    """Ten steps of the second task through the real loop, with its log and its checkpoints at the default interval."""
+def epoch_of_steps(training: Training, folder: Path, steps: int = STEPS) -> Callable[[], None]:
+    """Steps of the second task through the real loop, with its log and its checkpoints at the default interval."""
     training.observers = [JsonLines(folder / "metrics.jsonl")]
     training.observers[0].on_start(0, 0)
     training.checkpoints = Checkpoints(folder, {}, Interval(seconds=300))
-    data = training.stream.train(1).part(0, STEPS * training.config.batch_size)
+    data = training.stream.train(1).part(0, steps * training.config.batch_size)
 
     def run() -> None:
         training.cursor = Cursor(task=1, step=training.cursor.step)
@@ -94,14 +95,14 @@ def epoch_of_steps(training: Training, folder: Path) -> Callable[[], None]:
     return run
 
 
-def bare_steps(training: Training) -> Callable[[], None]:
+def bare_steps(training: Training, steps: int = STEPS) -> Callable[[], None]:
     """The network alone: what the step forwards, with a loss, the backward and the optimizer, on tensors at hand."""
     batch = training.stream.train(1).part(0, training.config.batch_size)
     parts = training.method.parts(batch, workloads.second_task(training))
     joint, net, optimizer = training.config.replay_forward == "joint", training.net, training.optimizer
 
     def run() -> None:
-        for _ in range(STEPS):
+        for _ in range(steps):
             weight = net.begin_step(1, True)
             outputs = forward_parts(net, parts, joint=joint)
             loss = sum(F.cross_entropy(outputs[name].logits, part.labels) for name, part in parts.items())
@@ -134,13 +135,13 @@ def own_cost(arguments) -> dict:
         data = training.stream.train(1)
         plain = baseline.pil_step(OneLayer(), data.images, data.labels, 10, 500)
         candidates = {
-            "loop": epoch_of_steps(training, Path(folder)),
-            "bare": bare_steps(workloads.training_in_second_task(net=OneLayer(), **options)),
-            "PIL and loops": lambda: [plain() for _ in range(STEPS)],
+            "loop": epoch_of_steps(training, Path(folder), SMALL_STEPS),
+            "bare": bare_steps(workloads.training_in_second_task(net=OneLayer(), **options), SMALL_STEPS),
+            "PIL and loops": lambda: [plain() for _ in range(SMALL_STEPS)],
         }
         seconds = interleaved(candidates, max(10, arguments.repetitions))
         parts = interleaved(parts_of_a_step(training), max(100, arguments.repetitions))
-    ms = {name: float(np.median(times)) * 1e3 / STEPS for name, times in seconds.items()}
+    ms = {name: float(np.median(times)) * 1e3 / SMALL_STEPS for name, times in seconds.items()}
     against = ratio(seconds["loop"], seconds["PIL and loops"])
     own = ratio(*(np.subtract(seconds[name], seconds["bare"]) for name in ("loop", "PIL and loops")))
     rows = [["ER-ACE step with a network of one layer", "ms"], *([name, f"{value:.3f}"] for name, value in ms.items())]

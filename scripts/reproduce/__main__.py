@@ -1,0 +1,94 @@
+"""Reproduce the paper: what there is, run what is missing, report ours beside the published numbers.
+
+python -m scripts.reproduce list
+python -m scripts.reproduce run all --preset smoke
+python -m scripts.reproduce report
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from utils.errors import UsageError
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    try:
+        from scripts.reproduce.commands import COMMANDS
+
+        return COMMANDS[arguments.command](arguments)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a long list has seen enough
+        sys.stderr.close()
+        return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        print(f"error: {message}; see python -m scripts.reproduce --help", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text!r}")
+    return int(text)
+
+
+def counted(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = _Parser(prog="scripts.reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = whole.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    _about(commands.add_parser("list", help="tables and figures: runs needed, done, failed, missing, hours"))
+    _about(commands.add_parser("status", help="every run that is not done, and what became of it"))
+    report = commands.add_parser("report", help="write Markdown, LaTeX, CSV and HTML")
+    _about(report)
+    report.add_argument("--output", type=Path, help="folder (default: RESULTS_PATH/reports/PRESET)")
+    run = commands.add_parser("run", help="run what is missing")
+    _about(run)
+    run.add_argument("--launcher", default="local", choices=["local", "ray", "slurm"])
+    run.add_argument("--workers", type=positive, help="runs at a time (default: what cores or GPUs allow)")
+    run.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all)")
+    run.add_argument("--jobs_per_gpu", type=positive, default=1, help="runs that share a GPU (default 1)")
+    run.add_argument("--retries", type=counted, default=2, help="further attempts of a run that fails (default 2)")
+    run.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
+    run.add_argument("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
+    run.add_argument("--sbatch_args", default="", help='for Slurm, such as "--partition=gpu --time=4:00:00"')
+    run.add_argument("--detach", action="store_true", help="submit to Slurm and return")
+    work = commands.add_parser("work", help="one run of a Slurm manifest (called by the array job)")
+    work.add_argument("manifest", type=Path)
+    work.add_argument("index", type=int)
+    return whole
+
+
+def _about(command: argparse.ArgumentParser) -> None:
+    command.add_argument("ids", nargs="*", default=["all"], help="table2 ... fig5, or all (default)")
+    command.add_argument(
+        "--preset", choices=["paper", "cpu", "smoke"], help="at which scale (default: as in the last `run`; paper)"
+    )
+    command.add_argument("--seeds", help="such as 0,1,2 (default: the preset's)")
+    command.add_argument(
+        "--select",
+        choices=["fixed", "validation", "test"],
+        help="how kappa and lambda are chosen (default: as in the last `run`; fixed)",
+    )
+    command.add_argument("--kappa", type=float, help="for --select fixed")
+    command.add_argument("--lambd", type=float, help="for --select fixed")
+    command.add_argument("--base_path", help="folder with the data, as in main.py")
+    command.add_argument("--results_path", default="results", help="folder of runs and reports (default results)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

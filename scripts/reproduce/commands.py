@@ -1,0 +1,309 @@
+"""What `list`, `run`, `status`, `report` and `work` do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+from scripts.reproduce import report as writing
+from scripts.reproduce.display import Display, duration
+from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
+from scripts.reproduce.plans import PLANS, Plan, Unavailable
+from scripts.reproduce.presets import PRESETS
+from scripts.reproduce.results import tabulate, warnings
+from scripts.reproduce.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, Speed, progress_of
+from scripts.reproduce.selection import Selection, needed
+from scripts.reproduce.sweep import Outcome, sweep, tail
+from utils.errors import UsageError
+from utils.estimate import memory_estimate
+from utils.files import write_json
+from utils.registry import close_matches
+from utils.tables import aligned
+
+LAST = "reproduce.json"  # what the last `run` was about, so that the other commands need not be told again
+REMEMBERED = ("preset", "select", "seeds", "kappa", "lambd", "base_path")
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def recalled(arguments) -> None:
+    """Fill what was not given from the last `run` in this results folder."""
+    try:
+        last = json.loads((Path(arguments.results_path) / LAST).read_text())
+    except (OSError, ValueError):
+        last = {}
+    if arguments.preset not in (None, last.get("preset")):
+        last = {}  # settings of one preset say nothing about another
+    for name in REMEMBERED:
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, last.get(name))
+    arguments.preset = arguments.preset or "paper"
+    arguments.select = arguments.select or "fixed"
+
+
+def remember(arguments) -> None:
+    path = Path(arguments.results_path) / LAST
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {name: getattr(arguments, name) for name in REMEMBERED})
+    except OSError as error:
+        raise UsageError(f"cannot write to {path.parent}: {error.strerror}; set --results_path") from None
+
+
+def chosen_plans(ids: list[str]) -> list[Plan | Unavailable]:
+    if "all" in ids:
+        return list(PLANS.values())
+    for id in ids:
+        if id not in PLANS:
+            raise UsageError(f"unknown table or figure {id!r}{close_matches(id, list(PLANS))} All: {', '.join(PLANS)}")
+    return [PLANS[id] for id in ids]
+
+
+def selection_of(arguments) -> Selection:
+    preset = PRESETS[arguments.preset]
+    if preset.needs_base_path and not arguments.base_path:
+        raise UsageError(f"--preset {preset.name} needs --base_path, a folder of images as seq-folder reads it")
+    seeds = preset.seeds
+    if arguments.seeds:
+        words = arguments.seeds.split(",")
+        if not all(word.isdigit() for word in words) or len(set(words)) < len(words):
+            raise UsageError(f"--seeds must be different whole numbers such as 0,1,2; got {arguments.seeds!r}")
+        seeds = tuple(map(int, words))
+    given = tuple(
+        (name, getattr(arguments, name)) for name in ("kappa", "lambd") if getattr(arguments, name) is not None
+    )
+    if given and arguments.select != "fixed":
+        raise UsageError("--kappa and --lambd are for --select fixed")
+    return Selection(arguments.select, Runs(preset, arguments.results_path, arguments.base_path), seeds, given)
+
+
+def set_up(arguments) -> tuple[list[Plan], list[Unavailable], Selection]:
+    recalled(arguments)
+    plans = chosen_plans(arguments.ids)
+    return (
+        [plan for plan in plans if isinstance(plan, Plan)],
+        [plan for plan in plans if isinstance(plan, Unavailable)],
+        selection_of(arguments),
+    )
+
+
+# --- list and status --------------------------------------------------------------------------------------------------
+
+
+def show_list(arguments) -> int:
+    plans, unavailable, selection = set_up(arguments)
+    runs = selection.runs
+    speed = Speed(runs.all_records())
+    rows = [["", "what", "runs", "done", "running", "failed", "missing", "hours left"]]
+    for plan in [*plans, None]:
+        found, waiting = needed(plans if plan is None else [plan], selection)
+        states = Counter(runs.state(run) for run in found.values())
+        left = [run for run in found.values() if runs.state(run) != DONE]
+        rows.append(
+            ["all" if plan is None else plan.id, "together, each run once" if plan is None else plan.title,
+             f"{len(found)}{'+' if waiting else ''}", *(str(states[state]) for state in (DONE, RUNNING, FAILED)),
+             str(states[MISSING] + states[STOPPED]), hours(left, runs, speed)]
+        )  # fmt: skip
+    print(f"preset {runs.preset.name}: {runs.preset.help}; seeds {', '.join(map(str, selection.seeds))}; "
+          f"kappa and lambda: {selection.mode}")  # fmt: skip
+    print(aligned(rows))
+    for plan in unavailable:
+        print(f"{plan.id:8s} {plan.title}: not yet available, needs {plan.needs}")
+    if any(row[2].endswith("+") for row in rows[1:]):
+        print("+: more follow when the grid is finished and a winner is known")
+    return 0
+
+
+def hours(left: list[Run], runs: Runs, speed: Speed) -> str:
+    """Of one worker, by measured speed; ? where nothing comparable has finished yet."""
+    seconds = [speed.seconds(run, runs.config(run)) for run in left]
+    known = sum(value for value in seconds if value is not None)
+    if not left:
+        return "0"
+    if None not in seconds:
+        return f"{known / 3600:.2f}"
+    return f"{known / 3600:.2f} + ?" if known else "?"
+
+
+def show_status(arguments) -> int:
+    plans, _, selection = set_up(arguments)
+    runs = selection.runs
+    found, waiting = needed(plans, selection)
+    states = {name: runs.state(run) for name, run in found.items()}
+    for name, run in found.items():
+        if states[name] == RUNNING:
+            at = progress_of(run)
+            print(f"running  {name}" + (f": task {at[0] + 1}, step {at[1]}/{run.steps}, {at[2]:.1f}/s" if at else ""))
+        elif states[name] == FAILED:
+            print(f"failed   {name}; its log, {run.log}, ends\n{tail(run, 3)}")
+        elif states[name] == STOPPED:
+            print(f"stopped  {name}: goes on from its checkpoint")
+    counts = Counter(states.values())
+    print(", ".join(f"{counts[state]} {state}" for state in (DONE, RUNNING, FAILED, STOPPED, MISSING)))
+    if waiting:
+        print(f"{waiting} experiments wait for their kappa and lambda")
+    return 0
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+
+def run_missing(arguments) -> int:
+    plans, unavailable, selection = set_up(arguments)
+    if not plans:
+        raise UsageError(f"{unavailable[0].id} is not yet available: it needs {unavailable[0].needs}")
+    outcome = Outcome()
+    if not arguments.dry_run:
+        remember(arguments)
+    while True:
+        found, waiting = needed(plans, selection)
+        wanted = [
+            run for name, run in found.items() if selection.runs.state(run) != DONE and name not in outcome.failed
+        ]
+        announce(found, wanted, waiting, arguments, selection.runs)
+        if arguments.dry_run:
+            for run in wanted:
+                print("python main.py " + " ".join(run.command()))
+            return 0
+        if not wanted:
+            break
+        latest = launch(wanted, len(found), arguments, selection.runs)
+        outcome.done += latest.done
+        outcome.failed |= latest.failed
+        outcome.stopped_by = latest.stopped_by
+        if latest.stopped_by or not waiting or arguments.detach:
+            break
+    if not arguments.detach:
+        summary(outcome)
+    return outcome.exit_code
+
+
+def announce(found: dict, wanted: list[Run], waiting: int, arguments, runs: Runs) -> None:
+    speed = Speed(runs.all_records())
+    later = f", and {waiting} experiments wait for their kappa and lambda" if waiting else ""
+    print(
+        f"{len(found)} runs, {len(found) - len(wanted)} of them finished, {len(wanted)} to run{later}", file=sys.stderr
+    )
+    if not wanted:
+        return
+    seconds = [speed.seconds(run, runs.config(run)) for run in wanted]
+    known = [value for value in seconds if value is not None]
+    time = duration(sum(known)) + (" and more" if len(known) < len(seconds) else "") if known else "unknown"
+    heaviest = max(_bytes(runs, run) for run in {(r.known_options["model"], r.known_options["dataset"], r.steps): r
+                                                  for r in wanted}.values())  # fmt: skip
+    print(
+        f"time of one worker by measured speed: {time}; memory: about {heaviest / 1e9:.2f} GB for each run at a time; "
+        f"disk: about {len(found) * 1e-4:.2f} GB of records, {heaviest / 1e9:.2f} GB of checkpoints at most for each",
+        file=sys.stderr,
+    )
+
+
+def _bytes(runs: Runs, run: Run) -> float:
+    return sum(memory_estimate(runs.config(run), runs.spec(run)).values())
+
+
+def launch(wanted: list[Run], total: int, arguments, runs: Runs) -> Outcome:
+    speed = Speed(runs.all_records())
+    expected = {run.name: speed.seconds(run, runs.config(run)) for run in wanted}
+    # Long runs first: the last ones to finish are then short.
+    wanted = sorted(wanted, key=lambda run: -(expected[run.name] or run.steps))
+    if arguments.launcher == "slurm":
+        return launch_on_slurm(wanted, total, arguments, runs, expected)
+    engine = build_engine(arguments)
+    display = Display(total, total - len(wanted), engine.slots, expected)
+    try:
+        return sweep(wanted, runs, engine, retries=arguments.retries, display=display)
+    finally:
+        display.close()
+        engine.close()
+
+
+def build_engine(arguments):
+    if arguments.launcher == "local":
+        return LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu)
+    from scripts.reproduce.launchers.ray import RayEngine
+
+    return RayEngine(arguments.ray_address, arguments.workers, arguments.gpus != "none", arguments.jobs_per_gpu)
+
+
+def launch_on_slurm(wanted: list[Run], total: int, arguments, runs: Runs, expected: dict) -> Outcome:
+    from scripts.reproduce.launchers import slurm
+
+    gpus = bool(visible_gpus(None)) if arguments.gpus is None else arguments.gpus != "none"
+    job, manifest = slurm.submit(
+        wanted, Path(arguments.results_path) / "slurm", retries=arguments.retries, at_once=arguments.workers,
+        threads=1, gpus=gpus, sbatch_args=arguments.sbatch_args,
+    )  # fmt: skip
+    print(f"array job {job} with {len(wanted)} runs; status: python -m scripts.reproduce status", file=sys.stderr)
+    if arguments.detach:
+        return Outcome()
+    display = Display(total, total - len(wanted), arguments.workers or len(wanted), expected)
+    try:
+        return slurm.follow(job, manifest, wanted, runs, display)
+    finally:
+        display.close()
+
+
+def summary(outcome: Outcome) -> None:
+    if outcome.stopped_by:
+        print("stopped; the same command goes on from the checkpoints", file=sys.stderr)
+    for name, reason in outcome.failed.items():
+        print(f"failed: {name}: {reason}", file=sys.stderr)
+    print(f"{len(outcome.done)} runs done, {len(outcome.failed)} failed", file=sys.stderr)
+
+
+def work(arguments) -> int:
+    """One run of a manifest, with retries: what an array task does."""
+    from scripts.reproduce.launchers.slurm import read_manifest
+
+    manifest, retries, _ = read_manifest(arguments.manifest)
+    if not 0 <= arguments.index < len(manifest):
+        raise UsageError(f"the manifest has runs 0 to {len(manifest) - 1}, not {arguments.index}")
+    wanted = [manifest[arguments.index]]
+    runs = Runs(PRESETS["paper"])
+    engine = LocalEngine(1, visible_gpus(None)[:1], 1)
+    display = Display(1, 0, 1, {wanted[0].name: None})
+    outcome = sweep(wanted, runs, engine, retries=retries, display=display)
+    return outcome.exit_code
+
+
+# --- report -----------------------------------------------------------------------------------------------------------
+
+
+def write_report(arguments) -> int:
+    plans, unavailable, selection = set_up(arguments)
+    preset = selection.runs.preset
+    tables = [tabulate(plan, selection) for plan in plans]
+    problems = warnings(tables)
+    cells = [result for table in tables for result in table.results.values()]
+    filled = sum(result.complete for result in cells)
+    facts = [
+        f"Preset {preset.name}: {preset.help}.",
+        f"Seeds {', '.join(map(str, selection.seeds))}. {writing.SELECTION_WORDS[selection.mode]}",
+        f"{filled} of {len(cells)} cells have all their runs.",
+    ]
+    if not preset.comparable:
+        facts.insert(
+            1,
+            "The columns are what they say, not the paper's data sets; the published numbers of their counterparts "
+            "stand there for orientation, and no difference to them is computed.",
+        )
+    folder = arguments.output or Path(arguments.results_path) / "reports" / preset.name
+    page = writing.write(folder, tables, unavailable, facts, problems)
+    for text in problems:
+        print(f"warning: {text}", file=sys.stderr)
+    print(f"{filled} of {len(cells)} cells complete")
+    print(f"report: {page}")
+    return 0
+
+
+COMMANDS = {
+    "list": show_list,
+    "status": show_status,
+    "run": run_missing,
+    "report": write_report,
+    "work": work,
+}

@@ -1,0 +1,56 @@
+"""`--launcher local`: a pool of processes on this machine."""
+
+from __future__ import annotations
+
+import os
+
+from scripts.reproduce.runs import Run
+from scripts.reproduce.worker import Worker
+from utils.errors import UsageError
+
+
+def visible_gpus(asked: str | None) -> list[str]:
+    """The GPUs to use: those asked for, or all there are."""
+    import torch
+
+    there = [str(index) for index in range(torch.cuda.device_count())]
+    if asked is None:
+        return there
+    wanted = [] if asked == "none" else asked.split(",")
+    if unknown := [gpu for gpu in wanted if gpu not in there]:
+        raise UsageError(f"--gpus {asked}: this machine has no GPU {', '.join(unknown)}; it has {len(there)}")
+    return wanted
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class LocalEngine:
+    """`workers` runs at a time; GPUs are shared by `jobs_per_gpu`, CPU threads are divided."""
+
+    def __init__(self, workers: int | None, gpus: list[str], jobs_per_gpu: int):
+        self.places = [gpu for _ in range(jobs_per_gpu) for gpu in gpus] or [""] * (workers or cores())
+        self.slots = min(workers or len(self.places), len(self.places))
+        self.threads = max(1, cores() // self.slots)
+        self.worker = Worker()
+        self.free = self.places[: self.slots]
+        self.taken: dict[str, str] = {}
+
+    def start(self, run: Run) -> None:
+        self.taken[run.name] = gpu = self.free.pop(0)
+        threads = [] if "num_threads" in run.known_options else ["--num_threads", str(self.threads)]
+        command = [*run.command(), *threads, "--non_verbose"]
+        self.worker.start(run.name, command, run.log, {"CUDA_VISIBLE_DEVICES": gpu})
+
+    def finished(self, timeout: float) -> list[tuple[str, int | None]]:
+        ended = self.worker.finished(timeout)
+        for name, _ in ended:
+            self.free.append(self.taken.pop(name))
+        return ended
+
+    def stop(self) -> None:
+        self.worker.terminate()
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,142 @@
+"""`--launcher slurm`: one array job over a manifest of runs.
+
+Every array task carries one run through, with the same retries as everywhere. Before its time limit or when it is
+preempted it is sent SIGTERM, saves a checkpoint and puts itself back into the queue; what it starts again goes on from
+there. The sweep watches the results folder and the queue.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from scripts.reproduce.runs import DONE, Run, Runs
+from scripts.reproduce.sweep import Outcome, Stop, tail
+from utils.errors import UsageError
+from utils.files import write_json
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+POLL = 5.0  # seconds between two looks at the queue
+MAY_STOP = 120.0  # seconds that runs have for their last checkpoint
+STOPPED = 143  # exit code of a sweep that was told to stop
+
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name=adab2n
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@120
+cd {repository}
+{python} -m scripts.reproduce work {manifest} "$SLURM_ARRAY_TASK_ID" &
+child=$!
+# Bash runs a trap only between commands, so the work is in the background and waited for.
+stop() {{
+    kill -TERM $child
+    wait $child
+    code=$?
+    # Told to stop by the queue, not by the sweep: go on later.
+    if [ $code -eq {stopped} ] && [ ! -e {cancelled} ]; then
+        scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
+    fi
+    exit $code
+}}
+trap stop TERM
+wait $child
+"""
+
+
+def write_manifest(folder: Path, wanted: list[Run], retries: int, threads: int) -> Path:
+    path = folder / f"manifest-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"name": run.name, "options": run.known_options, "folder": str(run.folder), "steps": run.steps}
+        for run in wanted
+    ]
+    write_json(path, {"retries": retries, "threads": threads, "runs": rows})
+    return path
+
+
+def read_manifest(path: Path) -> tuple[list[Run], int, int]:
+    try:
+        manifest = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the manifest {path}: {error}") from None
+    rows = manifest["runs"]
+    runs = [Run(row["name"], tuple(row["options"].items()), Path(row["folder"]), row["steps"]) for row in rows]
+    return runs, manifest["retries"], manifest["threads"]
+
+
+def submit(wanted: list[Run], folder: Path, *, retries: int, at_once: int | None, threads: int, gpus: bool,
+           sbatch_args: str) -> tuple[str, Path]:  # fmt: skip
+    """The id of the array job, and its manifest."""
+    manifest = write_manifest(folder, wanted, retries, threads)
+    script = manifest.with_suffix(".sh")
+    script.write_text(
+        SCRIPT.format(
+            repository=shlex.quote(str(REPOSITORY)), python=shlex.quote(sys.executable),
+            manifest=shlex.quote(str(manifest.resolve())), stopped=STOPPED,
+            cancelled=shlex.quote(str(cancelled_mark(manifest).resolve())),
+        )
+    )  # fmt: skip
+    limit = f"%{at_once}" if at_once else ""
+    words = [
+        "sbatch", "--parsable", f"--array=0-{len(wanted) - 1}{limit}", f"--cpus-per-task={threads}",
+        f"--output={folder.resolve()}/slurm-%A_%a.log", *(["--gpus=1"] if gpus else []), *shlex.split(sbatch_args),
+        str(script),
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise UsageError("--launcher slurm needs sbatch, which this machine does not have") from None
+    if done.returncode:
+        raise UsageError(f"sbatch refused: {done.stderr.strip().splitlines()[-1]}; see --sbatch_args")
+    return done.stdout.strip().split(";")[0], manifest
+
+
+def cancelled_mark(manifest: Path) -> Path:
+    """A file that tells array tasks not to queue again."""
+    return manifest.with_suffix(".cancelled")
+
+
+def in_queue(job: str) -> bool:
+    done = subprocess.run(["squeue", "--noheader", f"--jobs={job}"], capture_output=True, text=True, check=False)
+    return done.returncode == 0 and bool(done.stdout.strip())
+
+
+def cancel(job: str, manifest: Path) -> None:
+    """What waits is dropped, what runs stops after a checkpoint."""
+    cancelled_mark(manifest).touch()
+    subprocess.run(["scancel", "--state=PENDING", job], check=False)
+    subprocess.run(["scancel", "--signal=TERM", "--batch", job], check=False)
+    patience = time.monotonic() + MAY_STOP
+    while in_queue(job) and time.monotonic() < patience:
+        time.sleep(1)
+    subprocess.run(["scancel", "--quiet", job], check=False)
+
+
+def follow(job: str, manifest: Path, wanted: list[Run], runs: Runs, display) -> Outcome:
+    """Until the job has left the queue. Stopping the sweep cancels the job; its runs stop after a checkpoint."""
+    outcome = Outcome()
+    left = {run.name: run for run in wanted}
+    with Stop() as stop:
+        while left:
+            queued = in_queue(job)  # before looking at the runs: what ended in between is then seen as done
+            for run in list(left.values()):
+                if runs.state(run) == DONE:
+                    outcome.done.append(run.name)
+                    display.done(left.pop(run.name), runs.record(run))
+            display.update(len(outcome.done), [], {}, len(left))
+            if stop.number:
+                outcome.stopped_by = stop.number
+                cancel(job, manifest)
+                return outcome
+            if not queued:
+                break
+            time.sleep(POLL)
+    for run in left.values():
+        outcome.failed[run.name] = "left the queue unfinished"
+        display.failed(run, outcome.failed[run.name], tail(run))
+    return outcome

@@ -1,0 +1,242 @@
+"""From runs to the numbers of a table: ours, the published ones, and how far apart they are."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import mean, stdev
+
+from scripts.paper_tables import FOLDER
+from scripts.reproduce.plans import NORMS, SIGNIFICANCE_BASELINES, Cell, Plan, significance_cells
+from scripts.reproduce.runs import Run
+from scripts.reproduce.selection import Selection
+
+PUBLISHED_SEEDS = 3
+NOTABLE = 2.0  # |z| above which a difference is flagged
+FEWEST_PAIRS = 6  # with fewer, no two-sided signed-rank test can reach p < 0.05
+
+
+@cache
+def published(table: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """(value, std) as printed, by row and column."""
+    with open(FOLDER / f"{table}.csv", newline="") as file:
+        return {(line["row"], line["column"]): (line["value"], line["std"]) for line in csv.DictReader(file)}
+
+
+@cache
+def captions() -> dict[str, str]:
+    with open(FOLDER / "tables.csv", newline="") as file:
+        return {line["id"]: line["caption"] for line in csv.DictReader(file)}
+
+
+@dataclass
+class Result:
+    """One cell. `values` has one entry a seed, None where its run is not finished."""
+
+    cell: Cell
+    values: list[float | None]
+    paper: float | None = None
+    paper_std: float | None = None
+    records: list[dict] = field(default_factory=list)
+
+    @property
+    def found(self) -> list[float]:
+        return [value for value in self.values if value is not None]
+
+    @property
+    def n(self) -> int:
+        return len(self.found)
+
+    @property
+    def mean(self) -> float | None:
+        return mean(self.found) if self.found else None
+
+    @property
+    def std(self) -> float | None:
+        return stdev(self.found) if self.n > 1 else None
+
+    @property
+    def complete(self) -> bool:
+        return None not in self.values
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.paper is None or self.mean is None else self.mean - self.paper
+
+    @property
+    def z(self) -> float | None:
+        """None where one side has no spread to speak of."""
+        if self.difference is None or self.std is None or self.paper_std is None:
+            return None
+        spread = math.sqrt(self.paper_std**2 / PUBLISHED_SEEDS + self.std**2 / self.n)
+        return self.difference / spread if spread else None
+
+
+@dataclass
+class Table:
+    """What reports are made of."""
+
+    id: str
+    title: str
+    caption: str
+    note: str
+    columns: list[tuple[str, ...]]
+    rows: list[tuple[str, str]]  # group and name
+    results: dict[tuple[tuple[str, str], tuple[str, ...]], Result]
+    comparable: bool
+    smaller_is_better: bool = False
+    digits: int = 2
+    texts: dict[str, dict[tuple[str, ...], str]] = field(default_factory=dict)  # further rows, already in words
+
+    def best(self, group: str, column: tuple[str, ...]) -> Result | None:
+        """The best of the group's rows in a column, if there is something to compare."""
+        rivals = [
+            result
+            for ((owner, _), at), result in self.results.items()
+            if owner == group and at == column and result.mean is not None
+        ]
+        if len(rivals) < 2:
+            return None
+        return (min if self.smaller_is_better else max)(rivals, key=lambda result: result.mean)
+
+
+def tabulate(plan: Plan, selection: Selection) -> Table:
+    preset = selection.runs.preset
+    table = Table(
+        plan.id, plan.title, captions().get(plan.id, ""), plan.note, [], [], {}, preset.comparable,
+        plan.smaller_is_better,
+    )  # fmt: skip
+    if plan.id == "table10":
+        return significance(table, selection)
+    for cell in plan.cells(preset):
+        row = (cell.group, cell.row)
+        if row not in table.rows:
+            table.rows.append(row)
+        if cell.column not in table.columns:
+            table.columns.append(cell.column)
+        table.results[row, cell.column] = evaluate(cell, selection)
+    if plan.id == "table6":
+        add_running_time(table)
+    return table
+
+
+def evaluate(cell: Cell, selection: Selection) -> Result:
+    ours = _by_seed(cell, selection.final(cell.experiment), selection)
+    if cell.over is None:
+        values = [value for value, _ in ours]
+    else:
+        pairs = zip(ours, _by_seed(cell, selection.final(cell.over), selection), strict=True)
+        values = [None if None in (one, other) else one - other for (one, _), (other, _) in pairs]
+    result = Result(cell, values, records=[record for _, record in ours if record])
+    if cell.published is not None:
+        table, row, column = cell.published
+        value, std = published(table).get((row, column), ("", ""))
+        result.paper, result.paper_std = float(value) if value else None, float(std) if std else None
+    return result
+
+
+def _by_seed(cell: Cell, runs: list[Run] | None, selection: Selection) -> list[tuple[float | None, dict | None]]:
+    found = []
+    for index in range(len(selection.seeds)):
+        record = None if runs is None else selection.runs.record(runs[index])
+        value = record
+        for key in cell.metric:
+            value = None if value is None else value[key]
+        found.append((value, record))
+    return found
+
+
+def add_running_time(table: Table) -> None:
+    """FLOPs as the paper counts them, which need no run, and ratios to BN."""
+    from scripts.bench.norms import flops_per_step
+
+    names = {title: norm for norm, title in NORMS.items()}
+    flops = {column: flops_per_step(names[column[0]]) for column in table.columns}
+    base = table.columns[0]
+    table.texts["FLOPs/step, ours"] = {column: f"{value / 1e6:.2f}M" for column, value in flops.items()}
+    table.texts["FLOPs/step, published"] = {
+        column: published("table6")["FLOPs/step", column[0]][0] for column in table.columns
+    }
+    times = {column: table.results[("", "Time (cuDNN)"), column].mean for column in table.columns}
+    table.texts["Time, ratio to BN, ours"] = {
+        column: f"{time / times[base]:.2f}" if time and times[base] else "missing" for column, time in times.items()
+    }
+    for kind in ("Plain", "cuDNN"):
+        printed = {
+            column: published("table6").get((f"Time ({kind})", column[0]), ("-",))[0] for column in table.columns
+        }
+        table.texts[f"Time ({kind}), published"] = printed
+
+
+# --- Table 10 ---------------------------------------------------------------------------------------------------------
+
+
+def wilcoxon(differences: list[float]) -> str:
+    """Two-sided p with the number of pairs, and a word where that number is too small."""
+    if not any(differences):
+        return "missing" if not differences else f"all {len(differences)} pairs equal"
+    from scipy.stats import wilcoxon as test
+
+    p = test(differences).pvalue
+    few = "; too few pairs to mean anything" if len(differences) < FEWEST_PAIRS else ""
+    return f"{p:.1e} (n = {len(differences)}{few})"
+
+
+def significance(table: Table, selection: Selection) -> Table:
+    groups = significance_cells(selection.runs.preset)
+    table.columns = [(group, NORMS[norm]) for group in groups for norm in SIGNIFICANCE_BASELINES]
+    rows = {"p, published": {}, "p from the published means": {}, "p from our single seeds": {}}
+    for group, cells in groups.items():
+        results = {(cell.group, cell.column, cell.metric, cell.experiment.norm): evaluate(cell, selection)
+                   for cell in cells}  # fmt: skip
+        for norm in SIGNIFICANCE_BASELINES:
+            column = (group, NORMS[norm])
+            pairs = list(_paired(results, norm))
+            rows["p, published"][column] = published("table10")["p-value", f"{group} {NORMS[norm]}"][0]
+            of_paper = [ours.paper - other.paper for ours, other in pairs if None not in (ours.paper, other.paper)]
+            rows["p from the published means"][column] = wilcoxon(of_paper) if table.comparable else "-"
+            of_ours = [
+                one - other
+                for ours, base in pairs
+                for one, other in zip(ours.values, base.values, strict=True)
+                if None not in (one, other)
+            ]
+            rows["p from our single seeds"][column] = wilcoxon(of_ours)
+    table.texts = rows
+    return table
+
+
+def _paired(results: dict, norm: str) -> Iterable[tuple[Result, Result]]:
+    for (group, column, metric, of), result in results.items():
+        if of == "adab2n" and (group, column, metric, norm) in results:
+            yield result, results[group, column, metric, norm]
+
+
+# --- provenance -------------------------------------------------------------------------------------------------------
+
+
+def warnings(tables: list[Table]) -> list[str]:
+    """Where the records under a table are not of one kind."""
+    from utils.records import NUMERICS_VERSION, commit
+
+    found = []
+    now = commit()
+    for table in tables:
+        records = {record["run"]: record for result in table.results.values() for record in result.records}
+        commits = {record["environment"]["commit"] for record in records.values()}
+        if other := {name for name in commits if name != now}:
+            names = ", ".join(sorted(str(name)[:12] for name in other))
+            found.append(f"{table.id}: records of another commit ({names}; this one is {str(now)[:12]})")
+        versions = {record["identity"]["numerics_version"] for record in records.values()}
+        if other := versions - {NUMERICS_VERSION}:
+            found.append(f"{table.id}: records of another numerics version ({sorted(other)}; now {NUMERICS_VERSION})")
+        threads = {count for record in records.values() for count in record["thread_counts"]}
+        if len(threads) > 1:
+            found.append(f"{table.id}: records of different thread counts ({', '.join(map(str, sorted(threads)))})")
+        devices = {record["environment"]["device_type"] for record in records.values()}
+        if len(devices) > 1:
+            found.append(f"{table.id}: records of different devices ({', '.join(sorted(devices))})")
+    return found

@@ -1,0 +1,160 @@
+"""Single runs: from an experiment and a seed to a command, its folder, and what became of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scripts.reproduce.plans import Experiment
+from scripts.reproduce.presets import Preset
+from utils.arguments import Config, resolve
+from utils.build import build_spec
+from utils.files import OwnedLock
+from utils.records import RunFolder, run_name
+from utils.registry import DATASETS, MODELS
+from utils.training import total_steps
+
+DONE, FAILED, RUNNING, STOPPED, MISSING = "done", "failed", "running", "stopped", "missing"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One command of `main.py`, as plain data: what launchers pass around."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...]
+    folder: Path
+    steps: int
+
+    def command(self) -> list[str]:
+        """The words after `main.py`."""
+        return [word for name, value in self.options for word in (f"--{name}", str(value))]
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "output.log"
+
+    @cached_property
+    def known_options(self) -> dict[str, Any]:
+        return dict(self.options)
+
+
+class Runs:
+    """The runs of one preset below one results folder."""
+
+    def __init__(self, preset: Preset, results_path: str = "results", base_path: str | None = None):
+        self.preset = preset
+        self.results_path = results_path
+        self.base_path = base_path
+        self._specs: dict[tuple, Any] = {}
+        self._records: dict[str, dict] = {}
+
+    # --- what to run -------------------------------------------------------------------------------------------
+
+    def of(self, experiment: Experiment, seed: int, **more: Any) -> Run:
+        """The run of an experiment with a seed; `more` are further flags."""
+        data = self.preset.data[experiment.data]
+        options = {"model": experiment.model, "norm": experiment.norm, **self.preset.flags, **data.flags}
+        if experiment.buffer is not None:
+            options["buffer_size"] = experiment.buffer
+        options |= dict(experiment.flags) | more | {"seed": seed}
+        if options["norm"] not in ("gn", "cn"):
+            options.pop("groups", None)
+        if self.base_path is not None and any(o.name == "base_path" for o in DATASETS.get(options["dataset"]).options):
+            options["base_path"] = self.base_path
+        if self.results_path != "results":
+            options["results_path"] = self.results_path
+        return self._run(options)
+
+    def _run(self, options: dict[str, Any]) -> Run:
+        config = resolve(options)
+        spec = self._spec(config)
+        folder = Path(config.results_path) / "runs" / run_name(config, spec)
+        sizes = [sum(spec.train_sizes)] if MODELS.get(config.model).build.joint_training else spec.train_sizes
+        return Run(folder.name, tuple(options.items()), folder, total_steps(config, sizes))
+
+    def _spec(self, config: Config):
+        """Specs of folders cost a look at all their files; runs of the same data share one."""
+        own = [option.name for option in DATASETS.get(config.dataset).options]
+        key = (config.dataset, *(str(getattr(config, name)) for name in sorted(own)))
+        if key not in self._specs:
+            self._specs[key] = build_spec(config)
+        return self._specs[key]
+
+    def config(self, run: Run) -> Config:
+        return resolve(run.known_options)
+
+    def spec(self, run: Run):
+        return self._spec(self.config(run))
+
+    # --- what became of it -------------------------------------------------------------------------------------
+
+    def record(self, run: Run) -> dict | None:
+        """The record of a finished run; once read it is kept."""
+        if run.name not in self._records and (record := RunFolder.read(run.folder)) is not None:
+            self._records[run.name] = record
+        return self._records.get(run.name)
+
+    def state(self, run: Run) -> str:
+        if self.record(run) is not None:
+            return DONE
+        if not run.folder.exists():
+            return MISSING
+        if OwnedLock.is_held(run.folder):
+            return RUNNING
+        if (run.folder / "record.json").exists():
+            return FAILED
+        return STOPPED if any(run.folder.glob("checkpoint-*.pt")) else MISSING
+
+    def all_records(self) -> Iterator[dict]:
+        """Every finished run below the results folder, of whatever preset."""
+        for path in sorted(Path(self.results_path).glob("runs/*/record.json")):
+            if (record := RunFolder.read(path.parent)) is not None:
+                yield record
+
+
+def progress_of(run: Run) -> tuple[int, int, float] | None:
+    """(task, step, steps per second) of a run under way, from the end of its log."""
+    try:
+        with open(run.folder / "metrics.jsonl", "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - 4096))
+            lines = file.read().splitlines()
+        event = json.loads(lines[-1])
+        return event["task"], event["step"], event["step"] / max(event["seconds"], 1e-9)
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+class Speed:
+    """Seconds that a run will take, by the nearest finished ones: same data and width, if possible same method."""
+
+    LEVELS = (
+        ("dataset", "num_filters", "model", "norm"),
+        ("dataset", "num_filters", "model"),
+        ("dataset", "num_filters"),
+    )
+
+    def __init__(self, records: Iterator[dict]):
+        self.measured: dict[tuple, list[float]] = {}
+        for record in records:
+            for level in self.LEVELS:
+                key = self._key(record["config"], level)
+                self.measured.setdefault(key, []).append(record["wall_seconds"] / max(record["steps"], 1))
+
+    @staticmethod
+    def _key(options: dict[str, Any], level: tuple[str, ...]) -> tuple:
+        return tuple(str(options.get(name)) for name in level)
+
+    def seconds(self, run: Run, config: Config) -> float | None:
+        """None if nothing comparable has been measured yet."""
+        for level in self.LEVELS:
+            if times := self.measured.get(self._key(config.values(), level)):
+                return run.steps * float(np.median(times))
+        return None

@@ -1,0 +1,87 @@
+"""Choosing AdaB2N's kappa and lambda: one winner per data set, method and memory size, shared by all tables.
+
+    fixed       the framework's defaults, or the values given
+    validation  the grid on a held-out share of the training data; the winner is then trained and tested once
+    test        the grid on the test set, as the authors apparently did; its numbers are too good
+
+The grid is always run online, whatever the tables do with the winner.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scripts.reproduce.plans import CLASS_IL, Experiment
+from scripts.reproduce.runs import Run, Runs
+
+MODES = ("fixed", "validation", "test")
+HELD_OUT = 0.1
+
+
+@dataclass(frozen=True)
+class Selection:
+    mode: str
+    runs: Runs
+    seeds: tuple[int, ...]
+    given: tuple[tuple[str, Any], ...] = ()  # kappa and lambd of `fixed`
+
+    def is_tuned(self, experiment: Experiment) -> bool:
+        return experiment.norm == "adab2n" and not {"kappa", "lambd"} & dict(experiment.flags).keys()
+
+    def grid(self, experiment: Experiment) -> dict[tuple[float, float], list[Run]]:
+        """The runs that decide, by (kappa, lambda); none if nothing is searched."""
+        if self.mode == "fixed" or not self.is_tuned(experiment):
+            return {}
+        base = Experiment(experiment.model, "adab2n", experiment.data, experiment.buffer)
+        preset = self.runs.preset
+        held_out = {"validation": HELD_OUT} if self.mode == "validation" else {}
+        return {
+            (kappa, lambd): [self.runs.of(base, seed, kappa=kappa, lambd=lambd, **held_out) for seed in self.seeds]
+            for kappa in preset.kappas
+            for lambd in preset.data[experiment.data].lambdas
+        }
+
+    def winner(self, experiment: Experiment) -> dict[str, float] | None:
+        """The flags to run with; None while the grid is not finished."""
+        if not self.is_tuned(experiment):
+            return {}
+        if self.mode == "fixed":
+            return dict(self.given)
+        scores = {}
+        for choice, runs in self.grid(experiment).items():
+            records = [self.runs.record(run) for run in runs]
+            if None in records:
+                return None
+            scores[choice] = np.mean([record["results"][CLASS_IL]["metrics"]["faa"] for record in records])
+        kappa, lambd = max(scores, key=scores.get)
+        return {"kappa": kappa, "lambd": lambd}
+
+    def final(self, experiment: Experiment) -> list[Run] | None:
+        """The runs whose results the tables show, one a seed; None while the winner is unknown."""
+        flags = self.winner(experiment)
+        if flags is None:
+            return None
+        return [self.runs.of(experiment, seed, **flags) for seed in self.seeds]
+
+
+def needed(plans, selection: Selection) -> tuple[dict[str, Run], int]:
+    """The runs of these plans that are known by now, each once, and how many experiments wait for their winner."""
+    runs: dict[str, Run] = {}
+    waiting = 0
+    experiments = {
+        experiment
+        for plan in plans
+        for cell in plan.cells(selection.runs.preset)
+        for experiment in (cell.experiment, cell.over)
+        if experiment is not None
+    }
+    for experiment in sorted(experiments, key=repr):
+        for searched in selection.grid(experiment).values():
+            runs |= {run.name: run for run in searched}
+        final = selection.final(experiment)
+        waiting += final is None
+        runs |= {run.name: run for run in final or ()}
+    return runs, waiting

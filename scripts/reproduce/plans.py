@@ -121,7 +121,7 @@ def table3(preset):
     yield from _online(preset, "table3", faa(CLASS_IL))
 
 
-@plan("table4", "Offline Task-IL and Class-IL, Split Mini-ImageNet")
+@plan("table4", "Offline Task-IL and Class-IL, final average accuracy")
 def table4(preset):
     key = "miniimg" if "miniimg" in preset.data else "offline"
     offline = (("scenario", "offline"), *preset.offline.items())
@@ -134,7 +134,7 @@ def table4(preset):
 
 
 @plan(
-    "table6", "Running time of ER-ACE, Split CIFAR-100", smaller_is_better=True,
+    "table6", "Running time of ER-ACE", smaller_is_better=True,
     note="Ours are the training seconds of our runs on their own device, with the norm layers that runs use. The "
     "paper's plain versions of BN, GN and CN do not exist here; `python -m scripts.bench norms` times the layers.",
 )  # fmt: skip

@@ -52,7 +52,7 @@ def is_notable(result: Result, table: Table) -> bool:
 def markdown(table: Table) -> str:
     head = ["", *(", ".join(column) for column in table.columns)]
     lines = [f"## {table.id}: {table.title}", ""]
-    lines += [f"*{table.caption}*", ""] if table.caption else []
+    lines += [f"*In the paper: {table.caption}*", ""] if table.caption else []
     lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for group, row in table.rows:
         name = row if not group or row.startswith(group) else f"{group}: {row}"
@@ -68,7 +68,7 @@ def _markdown_cell(table: Table, row, column) -> str:
     if result is None:
         return ""
     ours = with_std(result.mean, result.std, table.digits)
-    if table.best(row[0], column) is result:
+    if table.is_best(result):
         ours = f"**{ours}**"
     flag = " ⚠" if is_notable(result, table) else ""
     return f"{ours}{flag} ({'; '.join([seeds(result), *comparison(result, table)])})"
@@ -127,7 +127,7 @@ def _latex_row(table: Table, row: tuple[str, str]) -> str:
             continue
         spread = "" if result.std is None else rf"{{\footnotesize \textpm {result.std:.{table.digits}f}}}"
         text = f"{result.mean:.{table.digits}f}{spread}"
-        cells.append(rf"\textbf{{{text}}}" if table.best(row[0], column) is result else text)
+        cells.append(rf"\textbf{{{text}}}" if table.is_best(result) else text)
     return " & ".join([tex(row[1]), *cells]) + r" \\"
 
 
@@ -199,7 +199,7 @@ def html(tables: list[Table], unavailable: list[Unavailable], facts: list[str], 
 def _html_table(table: Table) -> str:
     lines = [f'<section id="{table.id}"><h2>{escape(f"{table.id}: {table.title}")}</h2>']
     if table.caption:
-        lines.append(f'<p class="caption">{escape(table.caption)}</p>')
+        lines.append(f'<p class="caption">In the paper: {escape(table.caption)}</p>')
     lines.append('<div class="scroll" tabindex="0"><table><thead>')
     depth = max(map(len, table.columns))
     for level in range(depth):
@@ -235,7 +235,7 @@ def _html_cell(table: Table, row, column) -> str:
         ours, style = f'<span class="missing">{MISSING}</span>', ""
     else:
         ours = escape(with_std(result.mean, result.std, table.digits))
-        ours = f"<b>{ours}</b>" if table.best(row[0], column) is result else f"<span>{ours}</span>"
+        ours = f"<b>{ours}</b>" if table.is_best(result) else f"<span>{ours}</span>"
         details.insert(0, seeds(result))
         style = ' class="notable"' if is_notable(result, table) else ""
     flag = '<span class="flag">⚠</span> ' if style else ""

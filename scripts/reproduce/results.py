@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import mean, stdev
@@ -91,16 +91,16 @@ class Table:
     digits: int = 2
     texts: dict[str, dict[tuple[str, ...], str]] = field(default_factory=dict)  # further rows, already in words
 
-    def best(self, group: str, column: tuple[str, ...]) -> Result | None:
-        """The best of the group's rows in a column, if there is something to compare."""
+    def is_best(self, result: Result) -> bool:
+        """Of its group's rows in its column, if there is something to compare."""
         rivals = [
-            result
-            for ((owner, _), at), result in self.results.items()
-            if owner == group and at == column and result.mean is not None
+            other.mean
+            for other in self.results.values()
+            if (other.cell.group, other.cell.column) == (result.cell.group, result.cell.column) and other.found
         ]
-        if len(rivals) < 2:
-            return None
-        return (min if self.smaller_is_better else max)(rivals, key=lambda result: result.mean)
+        if result.mean is None or len(rivals) < 2:
+            return False
+        return result.mean == (min if self.smaller_is_better else max)(rivals)
 
 
 def tabulate(plan: Plan, selection: Selection) -> Table:
@@ -219,24 +219,33 @@ def _paired(results: dict, norm: str) -> Iterable[tuple[Result, Result]]:
 
 
 def warnings(tables: list[Table]) -> list[str]:
-    """Where the records under a table are not of one kind."""
-    from utils.records import NUMERICS_VERSION, commit
-
-    found = []
-    now = commit()
+    """Where the records under a table are not of one kind, or not of today's code."""
+    found: dict[str, list[str]] = {}
     for table in tables:
         records = {record["run"]: record for result in table.results.values() for record in result.records}
-        commits = {record["environment"]["commit"] for record in records.values()}
-        if other := {name for name in commits if name != now}:
-            names = ", ".join(sorted(str(name)[:12] for name in other))
-            found.append(f"{table.id}: records of another commit ({names}; this one is {str(now)[:12]})")
-        versions = {record["identity"]["numerics_version"] for record in records.values()}
-        if other := versions - {NUMERICS_VERSION}:
-            found.append(f"{table.id}: records of another numerics version ({sorted(other)}; now {NUMERICS_VERSION})")
-        threads = {count for record in records.values() for count in record["thread_counts"]}
-        if len(threads) > 1:
-            found.append(f"{table.id}: records of different thread counts ({', '.join(map(str, sorted(threads)))})")
-        devices = {record["environment"]["device_type"] for record in records.values()}
-        if len(devices) > 1:
-            found.append(f"{table.id}: records of different devices ({', '.join(sorted(devices))})")
-    return found
+        for text in _oddities(list(records.values())):
+            found.setdefault(text, []).append(table.id)
+    return [f"{text}: {', '.join(ids)}" for text, ids in found.items()]
+
+
+def _oddities(records: list[dict]) -> Iterator[str]:
+    from utils.records import NUMERICS_VERSION, commit
+
+    now = commit()
+    commits = {record["environment"]["commit"] for record in records}
+    for other in sorted(str(name) for name in commits - {now}):
+        yield f"records of commit {_short(other)}, while the code is at {_short(now)}"
+    for version in sorted({record["identity"]["numerics_version"] for record in records} - {NUMERICS_VERSION}):
+        yield f"records of numerics version {version}, while the code is at {NUMERICS_VERSION}"
+    threads = {count for record in records for count in record["thread_counts"]}
+    if len(threads) > 1:
+        yield f"records of different thread counts ({', '.join(map(str, sorted(threads)))})"
+    devices = {record["environment"]["device_type"] for record in records}
+    if len(devices) > 1:
+        yield f"records of different devices ({', '.join(sorted(devices))})"
+
+
+def _short(name: str | None) -> str:
+    """A commit's first letters, and whether files differed from it."""
+    words = str(name).split("+")
+    return "+".join([words[0][:12], *words[1:]])

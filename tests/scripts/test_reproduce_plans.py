@@ -1,0 +1,147 @@
+"""Plans: which runs stand behind each table, and that the shell sweeps are the same runs."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts.reproduce.plans import PLANS, Experiment, Plan, Unavailable
+from scripts.reproduce.presets import PAPER, PRESETS, SMOKE
+from scripts.reproduce.results import published
+from scripts.reproduce.runs import Runs
+from scripts.reproduce.selection import Selection, needed
+from tests.scripts.records import finish
+from utils.arguments import parse
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+AVAILABLE = [plan for plan in PLANS.values() if isinstance(plan, Plan)]
+IN_PAPER = {
+    "table2": 288, "table3": 288, "table4": 27, "table6": 12, "table8": 36, "table10": 135, "table11": 288,
+    "fig2": 216, "fig3": 48, "fig5": 216,
+}  # fmt: skip
+
+
+def selection(preset=PAPER, mode="fixed", seeds=None, **folders) -> Selection:
+    return Selection(mode, Runs(preset, **folders), seeds or preset.seeds)
+
+
+def test_every_table_and_figure_of_the_paper_is_listed():
+    with_numbers = {f"table{number}" for number in (2, 3, 4, 6, 7, 8, 9, 10, 11)}
+    assert set(PLANS) == with_numbers | {f"fig{number}" for number in range(1, 8)}
+    assert {id for id, plan in PLANS.items() if isinstance(plan, Unavailable)} == {
+        "table7", "table9", "fig1", "fig4", "fig6", "fig7",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", AVAILABLE, ids=lambda plan: plan.id)
+def test_number_of_runs(plan):
+    runs, waiting = needed([plan], selection())
+    assert (len(runs), waiting) == (IN_PAPER[plan.id], 0)
+
+
+def test_runs_are_shared_between_plans():
+    """612 instead of 1554: Tables 2, 3, 10 and 11 have the same ones, the figures most of theirs."""
+    runs, _ = needed(AVAILABLE, selection())
+    assert (len(runs), sum(IN_PAPER.values())) == (612, 1554)
+
+
+def test_smoke_is_small():
+    runs, _ = needed(AVAILABLE, selection(SMOKE))
+    assert len(runs) == 99
+    assert {run.known_options["dataset"] for run in runs.values()} == {"seq-digits"}
+
+
+def test_every_published_number_of_an_available_table_has_its_cell():
+    for plan in AVAILABLE:
+        if plan.id in ("table2", "table3", "table4", "table8", "table11"):
+            cells = {cell.published[1:] for cell in plan.cells(PAPER)}
+            assert cells == set(published(plan.id)), plan.id
+
+
+def test_cells_of_other_presets_never_name_the_papers_data():
+    for plan in AVAILABLE:
+        for cell in plan.cells(SMOKE):
+            assert not any(word in part for part in (cell.row, *cell.column) for word in ("CIFAR", "ImageNet"))
+
+
+@pytest.mark.parametrize("plan", AVAILABLE, ids=lambda plan: plan.id)
+def test_shell_sweep_has_the_runs_of_the_plan(plan):
+    listed = subprocess.run(
+        [SCRIPTS / f"{plan.id}.sh"], env=os.environ | {"PYTHON": "echo"}, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    runs = Runs(PAPER)
+    found = set()
+    for line in listed:
+        program, *words = shlex.split(line)
+        assert program == "main.py"
+        found.add(runs._run(parse(words)).name)
+    assert found == set(needed([plan], selection())[0])
+
+
+def test_command_of_a_run_is_what_main_takes():
+    run = Runs(PAPER, "elsewhere", "data").of(Experiment("derpp", "adab2n", "miniimg", 2000), 1, kappa=0.4)
+    expected = (
+        "--model derpp --norm adab2n --dataset seq-miniimg --buffer_size 2000 --kappa 0.4 --seed 1 "
+        "--base_path data --results_path elsewhere"
+    )
+    assert " ".join(run.command()) == expected
+    assert Runs(PAPER)._run(parse(run.command())).name == run.name
+    assert run.folder == Path("elsewhere/runs") / run.name
+    assert run.steps == 5000
+
+
+def test_presets_fit_together():
+    assert list(PRESETS) == ["paper", "cpu", "smoke"]
+    for preset in PRESETS.values():
+        for plan in AVAILABLE:
+            assert list(plan.cells(preset)), (preset.name, plan.id)
+
+
+# --- choosing kappa and lambda ----------------------------------------------------------------------------------------
+
+OURS = Experiment("derpp", "adab2n", "cifar100", 50)
+
+
+def test_validation_searches_on_held_out_data_before_the_runs_of_the_tables(tmp_path):
+    found = selection(SMOKE, "validation", results_path=str(tmp_path))
+    grid = found.grid(OURS)
+    assert list(grid) == [(0.4, 0.1), (0.4, 1.0), (1.0, 0.1), (1.0, 1.0)]
+    assert all(run.known_options["validation"] == 0.1 for [run] in grid.values())
+    assert found.winner(OURS) is None
+    assert found.final(OURS) is None
+    runs, waiting = needed([PLANS["table6"]], found)
+    assert (len(runs), waiting) == (3 + 4, 1)
+
+
+def test_winner_is_the_best_mean_over_seeds(tmp_path):
+    found = selection(SMOKE, "validation", seeds=(0, 1), results_path=str(tmp_path))
+    scores = {(0.4, 0.1): (90, 20), (0.4, 1.0): (60, 60), (1.0, 0.1): (80, 10), (1.0, 1.0): (50, 50)}
+    for choice, runs in found.grid(OURS).items():
+        for run, score in zip(runs, scores[choice], strict=True):
+            finish(run, score)
+    assert found.winner(OURS) == {"kappa": 0.4, "lambd": 1.0}
+    assert [run.known_options["lambd"] for run in found.final(OURS)] == [1.0, 1.0]
+    assert "validation" not in found.final(OURS)[0].known_options
+
+
+def test_search_on_the_test_set_needs_no_further_runs(tmp_path):
+    found = selection(SMOKE, "test", results_path=str(tmp_path))
+    for number, runs in enumerate(found.grid(OURS).values()):
+        finish(runs[0], 10 + number)
+    [final] = found.final(OURS)
+    assert final == found.grid(OURS)[1.0, 1.0][0]
+
+
+def test_baselines_and_the_grid_figure_are_not_tuned():
+    found = selection(SMOKE, "validation")
+    assert found.grid(Experiment("derpp", "bn", "cifar100", 50)) == {}
+    assert found.winner(Experiment("derpp", "bn", "cifar100", 50)) == {}
+    assert found.grid(Experiment("derpp", "adab2n", "cifar100", 50, (("kappa", 0.4), ("lambd", 1.0)))) == {}
+
+
+def test_ring_and_batch_size_use_the_winner_of_the_plain_setting():
+    found = selection(SMOKE, "validation")
+    ring = Experiment("derpp", "adab2n", "cifar100", 50, (("buffer_mode", "ring"),))
+    assert found.grid(ring) == found.grid(OURS)

@@ -1,0 +1,199 @@
+"""From records to tables and reports: differences, z, tests, what is missing, and how it is shown."""
+
+import csv
+import math
+import re
+from io import StringIO
+
+import pytest
+
+from scripts.reproduce import report
+from scripts.reproduce.plans import PLANS, Unavailable
+from scripts.reproduce.presets import PAPER, SMOKE
+from scripts.reproduce.results import Result, Table, tabulate, warnings, wilcoxon
+from scripts.reproduce.runs import Runs, Speed
+from scripts.reproduce.selection import Selection
+from tests.scripts.records import finish
+
+
+def selection(folder, preset=PAPER, seeds=(0, 1, 2)) -> Selection:
+    return Selection("fixed", Runs(preset, str(folder)), seeds)
+
+
+def finished_table4(folder, *, without: str = "", **changes) -> tuple[Selection, Table]:
+    """Offline runs whose accuracies are known: BN 10, CN 20, AdaB2N 30, plus the seed; Task-IL twice that."""
+    found = selection(folder)
+    levels = {"bn": 10.0, "cn": 20.0, "adab2n": 30.0}
+    for experiment in {cell.experiment for cell in PLANS["table4"].cells(PAPER)}:
+        for seed, run in enumerate(found.final(experiment)):
+            if experiment.norm != without:
+                level = levels[experiment.norm] + seed
+                finish(run, level, 2 * level, **changes)
+    return found, tabulate(PLANS["table4"], found)
+
+
+def cell(table: Table, row: str, *column: str) -> Result:
+    return table.results[("", row), column]
+
+
+def test_cell_beside_the_published_number(tmp_path):
+    """Ours 10, 11, 12; published 10.85 ± 0.54: z by hand."""
+    _, table = finished_table4(tmp_path)
+    found = cell(table, "BN", "Class-IL", "ER-ACE")
+    assert (found.mean, found.std, found.n) == (11.0, 1.0, 3)
+    assert (found.paper, found.paper_std) == (10.85, 0.54)
+    assert found.difference == pytest.approx(0.15)
+    assert found.z == pytest.approx(0.15 / math.sqrt(0.54**2 / 3 + 1 / 3))
+    assert cell(table, "BN", "Task-IL", "DER++").mean == 22.0
+
+
+def test_z_needs_spread_on_both_sides():
+    of = {"cell": None, "paper": 5.0}
+    assert Result(values=[4.0, 6.0], **of).z is None
+    assert Result(values=[4.0], paper_std=1.0, **of).z is None
+    assert Result(values=[4.0, None, 8.0], paper_std=0.0, **of).z == pytest.approx(1 / math.sqrt(8 / 2))
+    assert Result(values=[None], paper_std=1.0, **of).difference is None
+
+
+def test_missing_stays_missing(tmp_path):
+    _, table = finished_table4(tmp_path, without="cn")
+    found = cell(table, "CN", "Class-IL", "LiDER")
+    assert (found.mean, found.n, found.complete) == (None, 0, False)
+    assert "missing (n = 0 of 3; paper 9.97 ± 0.36)" in report.markdown(table)
+    assert "\nCN & -- & -- & --" in report.latex(table)
+    page = report.html([table], [], [], [])
+    assert page.count('<td><span class="missing">missing</span><small>paper') == 6
+
+
+def test_gain_over_bn_is_paired_by_seed(tmp_path):
+    found = selection(tmp_path, SMOKE, (0, 1))
+    [gain, *_] = [cell for cell in PLANS["fig2"].cells(SMOKE) if cell.column[0] == "Class-IL"]
+    for run, value in zip(found.final(gain.experiment), (50.0, 70.0), strict=True):
+        finish(run, value)
+    for run, value in zip(found.final(gain.over), (40.0, 55.0), strict=True):
+        finish(run, value)
+    result = tabulate(PLANS["fig2"], found).results[("", gain.row), gain.column]
+    assert result.values == [10.0, 15.0]
+
+
+def test_running_time_has_flops_without_any_run(tmp_path):
+    table = tabulate(PLANS["table6"], selection(tmp_path))
+    assert list(table.texts["FLOPs/step, ours"].values()) == ["49.20M", "49.18M", "86.09M", "49.32M"]
+    assert table.texts["FLOPs/step, ours"] == table.texts["FLOPs/step, published"]
+    assert set(table.texts["Time, ratio to BN, ours"].values()) == {"missing"}
+
+
+# --- significance -----------------------------------------------------------------------------------------------------
+
+
+def test_published_means_give_the_known_p(tmp_path):
+    """24 online pairs that all favour AdaB2N: the smallest p there is, 2 / 2^24 = 1.2e-7."""
+    table = tabulate(PLANS["table10"], selection(tmp_path))
+    of_means = table.texts["p from the published means"]
+    assert of_means["Online", "BN"] == of_means["Online", "CN"] == "1.2e-07 (n = 24)"
+    assert of_means["Offline", "CN"] == "3.1e-02 (n = 6)"
+    assert table.texts["p, published"]["Online", "BN"] == "8.0e-13"
+    assert set(table.texts["p from our single seeds"].values()) == {"missing"}
+
+
+def test_our_single_seeds_are_paired(tmp_path):
+    """18 offline pairs, all in favour: 2 / 2^18."""
+    found, _ = finished_table4(tmp_path)
+    texts = tabulate(PLANS["table10"], found).texts["p from our single seeds"]
+    assert texts["Offline", "BN"] == texts["Both", "CN"]
+    assert re.fullmatch(r"\d\.\de-0[45] \(n = 18\)", texts["Offline", "BN"])
+    assert texts["Online", "BN"] == "missing"
+
+
+def test_few_pairs_are_called_few():
+    assert wilcoxon([1.0, 2.0, 3.0]) == "2.5e-01 (n = 3; too few pairs to mean anything)"
+    assert wilcoxon([0.0, 0.0]) == "all 2 pairs equal"
+    assert wilcoxon([]) == "missing"
+
+
+# --- what a report says -----------------------------------------------------------------------------------------------
+
+
+def test_best_is_bold_and_far_away_is_flagged(tmp_path):
+    _, table = finished_table4(tmp_path)
+    text = report.markdown(table)
+    assert "**31.00 ± 1.00** ⚠ (n = 3; paper 11.05 ± 0.10; Δ +19.95; z +34.4)" in text
+    assert "| BN | 22.00 ± 2.00 ⚠ (n = 3; paper 36.36 ± 2.33; Δ -14.36; z -8.1)" in text
+    assert "11.00 ± 1.00 (n = 3; paper 10.85 ± 0.54; Δ +0.15; z +0.2)" in text
+    page = report.html([table], [], [], [])
+    assert page.count('<td class="notable">') == text.count("⚠") > 0
+
+
+def test_latex_has_the_papers_layout(tmp_path):
+    _, table = finished_table4(tmp_path)
+    lines = report.latex(table).splitlines()
+    assert lines[3:7] == [
+        r"\begin{tabular}{lcccccc}", r"\toprule", r" & \multicolumn{3}{c}{Task-IL} & \multicolumn{3}{c}{Class-IL} \\",
+        r" & ER-ACE & DER++ & LiDER & ER-ACE & DER++ & LiDER \\",
+    ]  # fmt: skip
+    assert lines[-6].startswith(r"CN & 42.00{\footnotesize \textpm 2.00} & ")
+    assert lines[-5].startswith(r"Ours & \textbf{62.00{\footnotesize \textpm 2.00}} & ")
+    assert lines[-4] == r"\bottomrule"
+
+
+def test_csv_has_every_cell(tmp_path):
+    _, table = finished_table4(tmp_path, without="cn")
+    lines = list(csv.DictReader(StringIO(report.as_csv([table]))))
+    assert len(lines) == 18
+    [ours] = [line for line in lines if line["row"] == "Ours" and line["column"] == "Class-IL / LiDER"]
+    assert (ours["ours"], ours["n"], ours["paper"], ours["paper_std"]) == ("31.0", "3", "10.96", "0.67")
+    [missing] = [line for line in lines if line["row"] == "CN" and line["column"] == "Class-IL / LiDER"]
+    assert (missing["ours"], missing["n"], missing["difference"], missing["z"]) == ("", "0", "", "")
+
+
+def test_page_is_complete_and_asks_for_nothing_outside(tmp_path):
+    found, table = finished_table4(tmp_path)
+    online = tabulate(PLANS["table2"], found)
+    page = report.html([online, table], [PLANS["fig1"]], ["a fact"], ["table2: <odd> records"])
+    assert isinstance(PLANS["fig1"], Unavailable)
+    assert "fig1: Loss, gradient similarity and magnitude (needs recordings per step)" in page
+    assert "table2: &lt;odd&gt; records" in page
+    assert not re.search(r"https?:|src=|url\(|@import|<script|<link", page)
+    assert page.count("<section") == 2
+
+
+def test_other_presets_show_no_difference_to_the_paper(tmp_path):
+    found = selection(tmp_path, SMOKE, (0, 1))
+    for experiment in {cell.experiment for cell in PLANS["table4"].cells(SMOKE)}:
+        for run in found.final(experiment):
+            finish(run, 30.0, 60.0)
+    text = report.markdown(tabulate(PLANS["table4"], found))
+    assert "**60.00 ± 0.00** (n = 2; paper 36.36 ± 2.33)" in text
+    assert "Δ" not in text
+    assert " z " not in text
+
+
+def test_records_of_another_kind_are_warned_of(tmp_path):
+    _, table = finished_table4(tmp_path)
+    assert warnings([table]) == []
+    changes = {
+        "environment": {"commit": "f" * 40, "device_type": "cpu"},
+        "identity": {"numerics_version": 0},
+        "thread_counts": [1, 2],
+    }
+    _, table = finished_table4(tmp_path / "other", **changes)
+    commit, version, threads = warnings([table])
+    assert re.fullmatch(r"records of commit f{12}, while the code is at [0-9a-f]{12}(\+changes)?: table4", commit)
+    assert version == "records of numerics version 0, while the code is at 1: table4"
+    assert threads == "records of different thread counts (1, 2): table4"
+
+
+def test_time_of_a_run_by_the_nearest_measured_speed(tmp_path):
+    found, _ = finished_table4(tmp_path)
+    runs = found.runs
+    speed = Speed(runs.all_records())
+    [gn] = [
+        cell.experiment
+        for cell in PLANS["table2"].cells(PAPER)
+        if cell.row == "DER++ w/ GN" and cell.column == ("Split Mini-ImageNet", "M = 2000")
+    ]
+    run = found.final(gn)[0]
+    offline_steps = 20 * 50 * math.ceil(2500 / 32)
+    assert speed.seconds(run, runs.config(run)) == pytest.approx(5000 * 12.0 / offline_steps)
+    cifar = found.final(next(PLANS["table2"].cells(PAPER)).experiment)[0]
+    assert speed.seconds(cifar, runs.config(cifar)) is None

@@ -1,0 +1,270 @@
+"""Sweeps: nothing repeated, nothing lost, whatever is killed; failures are tried again and reported."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from scripts.reproduce.launchers.local import LocalEngine
+from scripts.reproduce.plans import PLANS
+from scripts.reproduce.presets import SMOKE
+from scripts.reproduce.runs import DONE, FAILED, Run, Runs
+from scripts.reproduce.selection import Selection, needed
+from scripts.reproduce.sweep import sweep
+from utils.files import OwnedLock
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = {"norm": "bn", "dataset": "seq-digits", "backbone": "mlp", "hidden": 8, "batch_size": 64}
+
+
+class Told:
+    """A display that remembers what it was told."""
+
+    def __init__(self):
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+    def done(self, run, record):
+        self.lines.append(f"done {run.name}")
+
+    def failed(self, run, reason, tail):
+        self.lines.append(f"failed {run.name} {reason}\n{tail}")
+
+    def update(self, done, running, failed, waiting):
+        pass
+
+
+def tiny_runs(folder, **more) -> tuple[Runs, list[Run]]:
+    runs = Runs(SMOKE, str(folder))
+    options = TINY | {"results_path": str(folder)} | more
+    return runs, [runs._run({"model": model, **options, "seed": seed}) for model in ("sgd", "er") for seed in (0, 1)]
+
+
+def results_of(run: Run) -> dict:
+    return json.loads((run.folder / "record.json").read_text())["results"]
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.05)
+
+
+def test_all_runs_are_run_once(tmp_path):
+    runs, wanted = tiny_runs(tmp_path)
+    outcome = sweep(wanted, runs, LocalEngine(2, [], 1), retries=0, display=Told())
+    assert sorted(outcome.done) == sorted(run.name for run in wanted)
+    assert outcome.exit_code == 0
+    records = {run.name: json.loads((run.folder / "record.json").read_text()) for run in wanted}
+    assert {record["environment"]["num_threads"] for record in records.values()} == {1}
+    times = [(run.folder / "record.json").stat().st_mtime_ns for run in wanted]
+    told = Told()
+    assert len(sweep(wanted, runs, LocalEngine(2, [], 1), retries=0, display=told).done) == 4
+    assert told.lines == []
+    assert [(run.folder / "record.json").stat().st_mtime_ns for run in wanted] == times
+
+
+def test_failed_run_is_tried_again_and_reported_while_the_others_go_on(tmp_path):
+    runs, wanted = tiny_runs(tmp_path)
+    options = {"model": "sgd", **TINY, "lr": 1e30, "results_path": str(tmp_path)}
+    diverging = runs._run(options)
+    told = Told()
+    outcome = sweep([diverging, *wanted], runs, LocalEngine(2, [], 1), retries=1, display=told)
+    assert (len(outcome.done), outcome.exit_code) == (4, 1)
+    assert outcome.failed == {diverging.name: "exit code 1"}
+    assert f"{diverging.name}: exit code 1; attempt 2 of 2 goes on from its checkpoint" in told.lines
+    [report] = [line for line in told.lines if line.startswith("failed")]
+    assert "the run diverged; a smaller --lr may help" in report
+    assert diverging.log.read_text().count("error: the loss became") == 2
+    assert runs.state(diverging) == FAILED
+
+
+def test_bad_usage_is_not_tried_again(tmp_path):
+    runs, _ = tiny_runs(tmp_path)
+    options = {"model": "sgd", "norm": "bn", "dataset": "seq-cifar10", "base_path": str(tmp_path / "nothing")}
+    run = runs._run(options | {"results_path": str(tmp_path)})
+    told = Told()
+    outcome = sweep([run], runs, LocalEngine(1, [], 1), retries=3, display=told)
+    assert outcome.failed == {run.name: "exit code 2"}
+    assert len(told.lines) == 1
+
+
+def test_run_that_another_process_has_is_waited_for(tmp_path):
+    runs, [run, *_] = tiny_runs(tmp_path)
+    run.folder.mkdir(parents=True)
+    lock = OwnedLock(run.folder)
+    threading.Timer(4.0, lock.release).start()
+    told = Told()
+    outcome = sweep([run], runs, LocalEngine(1, [], 1), retries=0, display=told)
+    assert (outcome.done, outcome.failed) == ([run.name], {})
+    assert "is being run by process" in run.log.read_text()
+
+
+def test_killed_run_goes_on_from_its_checkpoint(tmp_path):
+    long = {"n_epochs": 60, "checkpoint_every": "3"}
+    runs, [whole, *_] = tiny_runs(tmp_path / "whole", **long)
+    sweep([whole], runs, LocalEngine(1, [], 1), retries=0, display=Told())
+    runs, [run, *_] = tiny_runs(tmp_path / "killed", **long)
+    engine, told = LocalEngine(1, [], 1), Told()
+
+    def kill_once():
+        wait_for(lambda: any(run.folder.glob("checkpoint-*.pt")))
+        os.kill(engine.worker.processes[run.name].pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_once)
+    killer.start()
+    outcome = sweep([run], runs, engine, retries=1, display=told)
+    killer.join()
+    assert outcome.done == [run.name]
+    assert f"{run.name}: exit code -9; attempt 2 of 2 goes on from its checkpoint" in told.lines
+    assert results_of(run) == results_of(whole)
+
+
+# --- the whole command ------------------------------------------------------------------------------------------------
+
+
+def reproduce(*words: str, folder: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "scripts.reproduce", *words, "--results_path", str(folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+SWEEP = ("run", "table8", "--preset", "smoke", "--workers", "2")
+
+
+def finished(folder: Path) -> dict[str, int]:
+    """When each record was written."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/record.json")}
+
+
+def nobody_runs(folder: Path) -> bool:
+    return not any(OwnedLock.is_held(path) for path in folder.glob("runs/*"))
+
+
+def report_of(folder: Path) -> str:
+    process = reproduce("report", "table8", folder=folder)
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert out.splitlines()[-1] == f"report: {folder}/reports/smoke/report.html"
+    return (folder / "reports/smoke/report.csv").read_text()
+
+
+def steps_run(folder: Path) -> dict[str, int]:
+    """How often each run announced its end: once, or it was repeated."""
+    return {path.parent.name: path.read_text().count("record: ") for path in folder.glob("runs/*/output.log")}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    process = reproduce(*SWEEP, folder=folder)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "6 runs, 0 of them finished, 6 to run" in err
+    assert err.splitlines()[-1] == "6 runs done, 0 failed"
+    return report_of(folder)
+
+
+def test_report_has_no_made_up_cell(undisturbed):
+    lines = list(csv.DictReader(StringIO(undisturbed)))
+    assert [line["n"] for line in lines] == ["1"] * 12
+    assert all(0 < float(line["ours"]) <= 100 for line in lines)
+
+
+def test_sweep_that_is_killed_goes_on(undisturbed, tmp_path):
+    process = reproduce(*SWEEP, folder=tmp_path)
+    wait_for(lambda: len(finished(tmp_path)) >= 2)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: nobody_runs(tmp_path), 20)  # no child outlives its launcher
+    before = finished(tmp_path)
+    assert 2 <= len(before) < 6
+    process = reproduce(*SWEEP, folder=tmp_path)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert f"6 runs, {len(before)} of them finished, {6 - len(before)} to run" in err
+    after = finished(tmp_path)
+    assert len(after) == 6
+    assert before.items() <= after.items()
+    assert set(steps_run(tmp_path).values()) == {1}
+    assert report_of(tmp_path) == undisturbed
+
+
+def test_interrupted_sweep_stops_its_runs_after_a_checkpoint(tmp_path):
+    process = reproduce(*SWEEP, folder=tmp_path)
+    wait_for(lambda: len(finished(tmp_path)) >= 1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert nobody_runs(tmp_path)
+    assert "stopped; the same command goes on from the checkpoints" in err
+    done = len(finished(tmp_path))
+    stopped = {path.parent.name for path in tmp_path.glob("runs/*/checkpoint-*.pt")}
+    assert done < 6
+    assert 1 <= len(stopped) <= 2
+    process = reproduce("status", "table8", folder=tmp_path)
+    out, _ = process.communicate()
+    assert (
+        out.splitlines()[-1]
+        == f"{done} done, 0 running, 0 failed, {len(stopped)} stopped, {6 - done - len(stopped)} missing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "tabel2"], "unknown table or figure 'tabel2'; did you mean table2 or"),
+        (["run", "table7"], "table7 is not yet available: it needs the share of the current task as a knob"),
+        (["run", "all", "--seeds", "0,x"], "--seeds must be different whole numbers such as 0,1,2; got '0,x'"),
+        (["run", "all", "--preset", "cpu"], "--preset cpu needs --base_path, a folder of images"),
+        (["run", "all", "--select", "test", "--kappa", "1"], "--kappa and --lambd are for --select fixed"),
+        (["run", "all", "--workers", "0"], "argument --workers: must be a whole number from 1 on, got '0'"),
+        (["run", "all", "--gpus", "7"], "--gpus 7: this machine has no GPU 7"),
+        (["show"], "argument command: invalid choice: 'show'"),
+        (["work", "nothing.json", "0"], "cannot read the manifest nothing.json"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_gets_one_line(words, message, tmp_path):
+    extra = [] if words[0] in ("show", "work") else ["--results_path", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.reproduce", *words, *extra],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: {message}")
+    assert "Traceback" not in done.stderr
+
+
+def test_dry_run_prints_the_commands(tmp_path):
+    process = reproduce("run", "table6", "--preset", "smoke", "--dry-run", folder=tmp_path)
+    out, err = process.communicate()
+    runs, _ = needed([PLANS["table6"]], Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,)))
+    assert sorted(out.splitlines()) == sorted("python main.py " + " ".join(run.command()) for run in runs.values())
+    assert "4 runs, 0 of them finished, 4 to run" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_done_is_the_only_state_that_counts(tmp_path):
+    runs, [run, *_] = tiny_runs(tmp_path)
+    assert runs.state(run) == "missing"
+    run.folder.mkdir(parents=True)
+    (run.folder / "checkpoint-000000003.pt").touch()
+    assert runs.state(run) == "stopped"
+    (run.folder / "record.json").write_text('{"status": "failed"}')
+    assert runs.state(run) == FAILED
+    (run.folder / "record.json").write_text('{"status": "finished"}')
+    assert runs.state(run) == DONE

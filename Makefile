@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 ARGS ?= --model derpp --norm adab2n --dataset seq-digits
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format matrix soak bench clean
+.PHONY: help install run test test-ray test-slurm lint format matrix soak bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,14 @@ test: install ## all tests, two at a time, one thread each
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+
+test-ray: install ## sweeps on a real local Ray cluster of two nodes; workers and a node are killed
+	$(PY) -m pip install --quiet -r requirements-ray.txt
+	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/cluster/test_ray.py
+
+test-slurm: install ## sweeps on a real Slurm of one node; needs root and Debian's slurm-wlm and munge
+	command -v slurmctld munged > /dev/null || apt-get install -y --no-install-recommends slurm-wlm munge
+	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/cluster/test_slurm.py
 
 lint: install ## check style
 	$(PY) -m ruff check .

@@ -86,6 +86,7 @@ def _about(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--kappa", type=float, help="for --select fixed")
     command.add_argument("--lambd", type=float, help="for --select fixed")
+    command.add_argument("--also", help="further norms, separated by commas: a row in every table of accuracies")
     command.add_argument("--base_path", help="folder with the data, as in main.py")
     command.add_argument("--results_path", default="results", help="folder of runs and reports (default results)")
 

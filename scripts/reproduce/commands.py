@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from scripts.reproduce import report as writing
 from scripts.reproduce.display import Display, duration
 from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
-from scripts.reproduce.plans import PLANS, Plan, Unavailable
+from scripts.reproduce.plans import NORMS, PLANS, Plan, Unavailable
 from scripts.reproduce.presets import PRESETS
 from scripts.reproduce.results import tabulate, warnings
 from scripts.reproduce.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, Speed, progress_of
@@ -19,11 +20,12 @@ from scripts.reproduce.sweep import Outcome, sweep, tail
 from utils.errors import UsageError
 from utils.estimate import memory_estimate
 from utils.files import write_json
+from utils.registry import NORMS as REGISTERED_NORMS
 from utils.registry import close_matches
 from utils.tables import aligned
 
 LAST = "reproduce.json"  # what the last `run` was about, so that the other commands need not be told again
-REMEMBERED = ("preset", "select", "seeds", "kappa", "lambd", "base_path")
+REMEMBERED = ("preset", "select", "seeds", "kappa", "lambd", "also", "base_path")
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -63,7 +65,10 @@ def chosen_plans(ids: list[str]) -> list[Plan | Unavailable]:
 
 
 def selection_of(arguments) -> Selection:
-    preset = PRESETS[arguments.preset]
+    also = tuple(arguments.also.split(",")) if arguments.also else ()
+    for norm in also:
+        REGISTERED_NORMS.get(norm)
+    preset = replace(PRESETS[arguments.preset], also=tuple(norm for norm in also if norm not in NORMS))
     if preset.needs_base_path and not arguments.base_path:
         raise UsageError(f"--preset {preset.name} needs --base_path, a folder of images as seq-folder reads it")
     seeds = preset.seeds

@@ -63,6 +63,11 @@ class Unavailable:
 PLANS: dict[str, Plan | Unavailable] = {}
 
 
+def title_of(norm: str) -> str:
+    """As the paper calls it, if it does."""
+    return NORMS.get(norm, norm)
+
+
 def plan(id: str, title: str, **facts):
     def register(cells):
         PLANS[id] = Plan(id, title, cells, **facts)
@@ -93,9 +98,9 @@ PUBLISHED_DATA = {
 
 def _online(preset: Preset, table: str, metric: tuple[str, ...]) -> Iterator[Cell]:
     for model in ("er_ace", "derpp"):
-        for norm, name in NORMS.items():
+        for norm in (*NORMS, *preset.also):
             for key, buffer in _columns(preset):
-                row = f"{METHODS[model]} w/ {name}"
+                row = f"{METHODS[model]} w/ {title_of(norm)}"
                 index = preset.data[key].buffers.index(buffer)
                 yield Cell(
                     METHODS[model], row, (preset.data[key].title, f"M = {buffer}"),
@@ -125,12 +130,12 @@ def table3(preset):
 def table4(preset):
     key = "miniimg" if "miniimg" in preset.data else "offline"
     offline = (("scenario", "offline"), *preset.offline.items())
-    for norm in ("bn", "cn", "adab2n"):
+    for norm in ("bn", "cn", "adab2n", *preset.also):
         for setting, title in SETTINGS.items():
             for model, name in METHODS.items():
                 experiment = Experiment(model, norm, key, preset.data[key].buffers[0], offline)
-                published = ("table4", NORMS[norm], f"{title} {name}")
-                yield Cell("", NORMS[norm], (title, name), experiment, faa(setting), published)
+                published = ("table4", title_of(norm), f"{title} {name}")
+                yield Cell("", title_of(norm), (title, name), experiment, faa(setting), published)
 
 
 @plan(
@@ -154,13 +159,13 @@ def table6(preset):
 def table8(preset):
     models = {"sgd": "Fine-tuning", "joint": "Joint tuning"}
     for key in ("cifar10", "cifar100-10"):
-        for norm in ("bn", "cn", "adab2n") if key in preset.data else ():
+        for norm in ("bn", "cn", "adab2n", *preset.also) if key in preset.data else ():
             for model, title in models.items():
                 for setting, name in SETTINGS.items():
-                    published = ("table8", NORMS[norm], f"{title} {name} ACC")
+                    published = ("table8", title_of(norm), f"{title} {name} ACC")
                     experiment = Experiment(model, norm, key)
                     group = preset.data[key].title
-                    yield Cell(group, NORMS[norm], (title, name), experiment, faa(setting), published)
+                    yield Cell(group, title_of(norm), (title, name), experiment, faa(setting), published)
 
 
 def _gains(preset: Preset, variants: dict[str, tuple[tuple[str, Any], ...]]) -> Iterator[Cell]:
@@ -169,10 +174,8 @@ def _gains(preset: Preset, variants: dict[str, tuple[tuple[str, Any], ...]]) -> 
         for setting, setting_title in SETTINGS.items():
             for model in ("er_ace", "derpp"):
                 for variant, flags in variants.items():
-                    for norm in preset.figure_norms:
-                        if norm == "bn":
-                            continue
-                        column = (setting_title, METHODS[model], f"{variant}, {NORMS[norm]}")
+                    for norm in (*preset.figure_norms, *preset.also):
+                        column = (setting_title, METHODS[model], f"{variant}, {title_of(norm)}")
                         row = f"{preset.data[key].title}, M = {buffer}"
                         yield Cell("", row, column, Experiment(model, norm, key, buffer, flags), faa(setting),
                                    over=Experiment(model, "bn", key, buffer, flags))  # fmt: skip

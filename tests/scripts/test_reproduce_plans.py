@@ -3,6 +3,7 @@
 import os
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,16 @@ def test_command_of_a_run_is_what_main_takes():
     assert Runs(PAPER)._run(parse(run.command())).name == run.name
     assert run.folder == Path("elsewhere/runs") / run.name
     assert run.steps == 5000
+
+
+def test_further_norms_are_rows_of_every_table_of_accuracies():
+    preset = replace(SMOKE, also=("bnt",))
+    more, _ = needed(AVAILABLE, selection(preset))
+    assert len(more) == 99 + 8 + 3 + 2 + 8 + 8  # online, offline, fine-tuning and joint, batch size, buffer
+    assert {run.known_options["norm"] for run in more.values()} == {"bn", "ln", "in", "gn", "cn", "adab2n", "bnt"}
+    for id in ("table2", "table3", "table4", "table8", "table11"):
+        rows = [cell.row for cell in PLANS[id].cells(preset)]
+        assert {row.split()[-1] for row in rows} >= {"Ours", "bnt"}, id
 
 
 def test_presets_fit_together():

@@ -203,9 +203,15 @@ def test_sweep_that_is_killed_goes_on(undisturbed, tmp_path):
     assert report_of(tmp_path) == undisturbed
 
 
+def under_way(folder: Path) -> list[Path]:
+    """Unfinished runs that have trained a task."""
+    logs = [path for path in folder.glob("runs/*/metrics.jsonl") if path.stat().st_size]
+    return [path for path in logs if not path.with_name("record.json").exists()]
+
+
 def test_interrupted_sweep_stops_its_runs_after_a_checkpoint(tmp_path):
     process = reproduce(*SWEEP, folder=tmp_path)
-    wait_for(lambda: len(finished(tmp_path)) >= 1)
+    wait_for(lambda: finished(tmp_path) and under_way(tmp_path))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -232,6 +238,7 @@ def test_interrupted_sweep_stops_its_runs_after_a_checkpoint(tmp_path):
         (["run", "all", "--preset", "cpu"], "--preset cpu needs --base_path, a folder of images"),
         (["run", "all", "--select", "test", "--kappa", "1"], "--kappa and --lambd are for --select fixed"),
         (["run", "all", "--workers", "0"], "argument --workers: must be a whole number from 1 on, got '0'"),
+        (["run", "all", "--also", "bmt"], "unknown norm 'bmt'"),
         (["run", "all", "--gpus", "7"], "--gpus 7: this machine has no GPU 7"),
         (["show"], "argument command: invalid choice: 'show'"),
         (["work", "nothing.json", "0"], "cannot read the manifest nothing.json"),

@@ -7,6 +7,7 @@ and the sweep decides. Runs write into the results folder, which all nodes must 
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 from scripts.reproduce.launchers.local import cores
@@ -39,6 +40,17 @@ def attempt(name: str, command: list[str], log: str) -> int:
     return ended[0][1]
 
 
+def _check_address(address: str | None) -> None:
+    """Ray itself would try for minutes to reach a cluster that is not there."""
+    host, _, port = (address or "").rpartition(":")
+    if "://" in host or not port.isdigit():
+        return  # no cluster was named, or not by its place
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise UsageError(f"--ray_address {address}: {error.strerror or error}; is the cluster up?") from None
+
+
 class RayEngine:
     def __init__(self, address: str | None, workers: int | None, gpus: bool, jobs_per_gpu: int):
         try:
@@ -46,6 +58,7 @@ class RayEngine:
         except ImportError:
             raise UsageError("--launcher ray needs Ray: pip install -r requirements-ray.txt") from None
         self.ray = ray
+        _check_address(address)
         environment = {"env_vars": {"PYTHONPATH": str(REPOSITORY)}}
         quiet = {"log_to_driver": False, "include_dashboard": False} if address is None else {"log_to_driver": False}
         if address is None:

@@ -1,4 +1,4 @@
-"""`python -m scripts.bench norms|step|memory|startup|checkpoint`: prints tables; `--json FILE` keeps the numbers."""
+"""`python -m scripts.bench SUBJECT` prints tables; `--json FILE` keeps the numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-SUBJECTS = ("norms", "step", "memory", "startup", "checkpoint")
+SUBJECTS = ("norms", "step", "memory", "startup", "checkpoint", "sweep")
 
 
 def main() -> int:

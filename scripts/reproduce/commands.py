@@ -17,6 +17,7 @@ from scripts.reproduce.results import tabulate, warnings
 from scripts.reproduce.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, Speed, progress_of
 from scripts.reproduce.selection import Selection, needed
 from scripts.reproduce.sweep import Outcome, sweep, tail
+from utils.checkpoints import KEPT
 from utils.errors import UsageError
 from utils.estimate import memory_estimate
 from utils.files import write_json
@@ -102,13 +103,13 @@ def show_list(arguments) -> int:
     plans, unavailable, selection = set_up(arguments)
     runs = selection.runs
     speed = Speed(runs.all_records())
-    rows = [["", "what", "runs", "done", "running", "failed", "missing", "hours left"]]
+    rows = [["", "runs", "done", "running", "failed", "missing", "hours left"]]
     for plan in [*plans, None]:
         found, waiting = needed(plans if plan is None else [plan], selection)
         states = Counter(runs.state(run) for run in found.values())
         left = [run for run in found.values() if runs.state(run) != DONE]
         rows.append(
-            ["all" if plan is None else plan.id, "together, each run once" if plan is None else plan.title,
+            ["all      together, each run once" if plan is None else f"{plan.id:8s} {plan.title}",
              f"{len(found)}{'+' if waiting else ''}", *(str(states[state]) for state in (DONE, RUNNING, FAILED)),
              str(states[MISSING] + states[STOPPED]), hours(left, runs, speed)]
         )  # fmt: skip
@@ -117,7 +118,7 @@ def show_list(arguments) -> int:
     print(aligned(rows))
     for plan in unavailable:
         print(f"{plan.id:8s} {plan.title}: not yet available, needs {plan.needs}")
-    if any(row[2].endswith("+") for row in rows[1:]):
+    if any(row[1].endswith("+") for row in rows[1:]):
         print("+: more follow when the grid is finished and a winner is known")
     return 0
 
@@ -197,17 +198,25 @@ def announce(found: dict, wanted: list[Run], waiting: int, arguments, runs: Runs
     seconds = [speed.seconds(run, runs.config(run)) for run in wanted]
     known = [value for value in seconds if value is not None]
     time = duration(sum(known)) + (" and more" if len(known) < len(seconds) else "") if known else "unknown"
-    heaviest = max(_bytes(runs, run) for run in {(r.known_options["model"], r.known_options["dataset"], r.steps): r
-                                                  for r in wanted}.values())  # fmt: skip
+    memory, checkpoints = heaviest(wanted, runs)
     print(
-        f"time of one worker by measured speed: {time}; memory: about {heaviest / 1e9:.2f} GB for each run at a time; "
-        f"disk: about {len(found) * 1e-4:.2f} GB of records, {heaviest / 1e9:.2f} GB of checkpoints at most for each",
+        f"time of one worker by measured speed: {time}; memory: up to {memory / 1e9:.2f} GB for each run at a time; "
+        f"disk: about {len(found) * RECORD / 1e9:.2f} GB of records, up to {checkpoints / 1e9:.2f} GB of checkpoints "
+        "for each run at a time",
         file=sys.stderr,
     )
 
 
-def _bytes(runs: Runs, run: Run) -> float:
-    return sum(memory_estimate(runs.config(run), runs.spec(run)).values())
+RECORD = 50e3  # bytes of a record, its log and its curve
+
+
+def heaviest(wanted: list[Run], runs: Runs) -> tuple[float, float]:
+    """Bytes of memory and of checkpoints that the largest run needs; one run of each kind is looked at."""
+    kinds = {(run.known_options["model"], run.known_options["dataset"], run.known_options.get("buffer_size")): run
+             for run in wanted}  # fmt: skip
+    memories = [memory_estimate(runs.config(run), runs.spec(run)) for run in kinds.values()]
+    checkpoints = [KEPT * (memory["network and gradients"] / 2 + memory["buffer"]) for memory in memories]
+    return max(sum(memory.values()) for memory in memories), max(checkpoints)
 
 
 def launch(wanted: list[Run], total: int, arguments, runs: Runs) -> Outcome:
@@ -240,7 +249,7 @@ def launch_on_slurm(wanted: list[Run], total: int, arguments, runs: Runs, expect
     gpus = bool(visible_gpus(None)) if arguments.gpus is None else arguments.gpus != "none"
     job, manifest = slurm.submit(
         wanted, Path(arguments.results_path) / "slurm", retries=arguments.retries, at_once=arguments.workers,
-        threads=1, gpus=gpus, sbatch_args=arguments.sbatch_args,
+        gpus=gpus, sbatch_args=arguments.sbatch_args,
     )  # fmt: skip
     print(f"array job {job} with {len(wanted)} runs; status: python -m scripts.reproduce status", file=sys.stderr)
     if arguments.detach:
@@ -262,14 +271,14 @@ def summary(outcome: Outcome) -> None:
 
 def work(arguments) -> int:
     """One run of a manifest, with retries: what an array task does."""
-    from scripts.reproduce.launchers.slurm import read_manifest
+    from scripts.reproduce.launchers.slurm import read_manifest, threads_of_task
 
-    manifest, retries, _ = read_manifest(arguments.manifest)
+    manifest, retries = read_manifest(arguments.manifest)
     if not 0 <= arguments.index < len(manifest):
         raise UsageError(f"the manifest has runs 0 to {len(manifest) - 1}, not {arguments.index}")
     wanted = [manifest[arguments.index]]
     runs = Runs(PRESETS["paper"])
-    engine = LocalEngine(1, visible_gpus(None)[:1], 1)
+    engine = LocalEngine(1, visible_gpus(None)[:1], 1, threads_of_task())
     display = Display(1, 0, 1, {wanted[0].name: None})
     outcome = sweep(wanted, runs, engine, retries=retries, display=display)
     return outcome.exit_code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,14 @@ class Run:
     def command(self) -> list[str]:
         """The words after `main.py`."""
         return [word for name, value in self.options for word in (f"--{name}", str(value))]
+
+    def anywhere(self) -> Run:
+        """The same run with paths that hold in every working directory."""
+        paths = {
+            name: str(Path(self.known_options[name]).resolve()) for name in ("base_path",) if name in self.known_options
+        }
+        options = self.known_options | paths | {"results_path": str(self.folder.resolve().parents[1])}
+        return replace(self, options=tuple(options.items()), folder=self.folder.resolve())
 
     @property
     def log(self) -> Path:

@@ -29,10 +29,10 @@ def cores() -> int:
 class LocalEngine:
     """`workers` runs at a time; GPUs are shared by `jobs_per_gpu`, CPU threads are divided."""
 
-    def __init__(self, workers: int | None, gpus: list[str], jobs_per_gpu: int):
+    def __init__(self, workers: int | None, gpus: list[str], jobs_per_gpu: int, threads: int | None = None):
         self.places = [gpu for _ in range(jobs_per_gpu) for gpu in gpus] or [""] * (workers or cores())
         self.slots = min(workers or len(self.places), len(self.places))
-        self.threads = max(1, cores() // self.slots)
+        self.threads = threads or max(1, cores() // self.slots)
         self.worker = Worker()
         self.free = self.places[: self.slots]
         self.taken: dict[str, str] = {}

@@ -78,13 +78,9 @@ class RayEngine:
         self.references: dict = {}
 
     def start(self, run: Run) -> None:
-        folder = {"results_path": str(Path(run.known_options.get("results_path", "results")).resolve())}
-        options = run.known_options | folder
-        if "base_path" in options:
-            options["base_path"] = str(Path(options["base_path"]).resolve())
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = [*words, "--num_threads", str(self.threads), "--non_verbose"]
-        reference = self.attempt.remote(run.name, command, str(run.log.resolve()))
+        run = run.anywhere()
+        command = [*run.command(), "--num_threads", str(self.threads), "--non_verbose"]
+        reference = self.attempt.remote(run.name, command, str(run.log))
         self.references[reference] = run.name
 
     def finished(self, timeout: float) -> list[tuple[str, int | None]]:

@@ -8,6 +8,7 @@ there. The sweep watches the results folder and the queue.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -48,31 +49,36 @@ wait $child
 """
 
 
-def write_manifest(folder: Path, wanted: list[Run], retries: int, threads: int) -> Path:
+def write_manifest(folder: Path, wanted: list[Run], retries: int) -> Path:
     path = folder / f"manifest-{time.strftime('%Y%m%d-%H%M%S')}.json"
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"name": run.name, "options": run.known_options, "folder": str(run.folder), "steps": run.steps}
-        for run in wanted
+        for run in (run.anywhere() for run in wanted)
     ]
-    write_json(path, {"retries": retries, "threads": threads, "runs": rows})
+    write_json(path, {"retries": retries, "runs": rows})
     return path
 
 
-def read_manifest(path: Path) -> tuple[list[Run], int, int]:
+def read_manifest(path: Path) -> tuple[list[Run], int]:
     try:
         manifest = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the manifest {path}: {error}") from None
     rows = manifest["runs"]
     runs = [Run(row["name"], tuple(row["options"].items()), Path(row["folder"]), row["steps"]) for row in rows]
-    return runs, manifest["retries"], manifest["threads"]
+    return runs, manifest["retries"]
 
 
-def submit(wanted: list[Run], folder: Path, *, retries: int, at_once: int | None, threads: int, gpus: bool,
-           sbatch_args: str) -> tuple[str, Path]:  # fmt: skip
+def threads_of_task() -> int:
+    return int(os.environ.get("SLURM_CPUS_PER_TASK", 1))
+
+
+def submit(
+    wanted: list[Run], folder: Path, *, retries: int, at_once: int | None, gpus: bool, sbatch_args: str
+) -> tuple[str, Path]:
     """The id of the array job, and its manifest."""
-    manifest = write_manifest(folder, wanted, retries, threads)
+    manifest = write_manifest(folder, wanted, retries)
     script = manifest.with_suffix(".sh")
     script.write_text(
         SCRIPT.format(
@@ -83,7 +89,7 @@ def submit(wanted: list[Run], folder: Path, *, retries: int, at_once: int | None
     )  # fmt: skip
     limit = f"%{at_once}" if at_once else ""
     words = [
-        "sbatch", "--parsable", f"--array=0-{len(wanted) - 1}{limit}", f"--cpus-per-task={threads}",
+        "sbatch", "--parsable", f"--array=0-{len(wanted) - 1}{limit}", "--cpus-per-task=1",
         f"--output={folder.resolve()}/slurm-%A_%a.log", *(["--gpus=1"] if gpus else []), *shlex.split(sbatch_args),
         str(script),
     ]  # fmt: skip

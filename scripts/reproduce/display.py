@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from scripts.reproduce.runs import Run, Speed, progress_of
+from scripts.reproduce.runs import Run, progress_of
 
 EVERY = 30.0  # seconds between two plain lines
 
@@ -40,7 +40,7 @@ class Display:
         self.finished.add(run.name)
         self.say(f"FAILED {run.name}: {reason}; its log, {run.log}, ends\n{tail}")
 
-    def update(self, done: int, running: list[Run], failed: dict, waiting: int) -> None:
+    def update(self, done: int, running: list[Run], failed: dict) -> None:
         text = f"{len(failed)} failed, {self._left()} left; " + "; ".join(map(under_way, running))
         if self.bar:
             self.bar.n = self.already + done
@@ -76,7 +76,3 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def expected_seconds(runs: list[Run], speed: Speed, configs) -> dict[str, float | None]:
-    return {run.name: speed.seconds(run, configs(run)) for run in runs}

@@ -6,6 +6,7 @@ share all of theirs. A new table or figure is one more function here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -177,7 +178,8 @@ def _gains(preset: Preset, variants: dict[str, tuple[tuple[str, Any], ...]]) -> 
                     for norm in (*preset.figure_norms, *preset.also):
                         column = (setting_title, METHODS[model], f"{variant}, {title_of(norm)}")
                         row = f"{preset.data[key].title}, M = {buffer}"
-                        yield Cell("", row, column, Experiment(model, norm, key, buffer, flags), faa(setting),
+                        # Every row is a group of its own: gains on different data are no rivals.
+                        yield Cell(row, row, column, Experiment(model, norm, key, buffer, flags), faa(setting),
                                    over=Experiment(model, "bn", key, buffer, flags))  # fmt: skip
 
 
@@ -244,3 +246,12 @@ for missing in (
     Unavailable("fig7", "Norm of the population statistics of all layers", "recordings per step"),
 ):
     PLANS[missing.id] = missing
+
+
+def _place(id: str) -> tuple[bool, int]:
+    """In the paper's order: tables, then figures."""
+    kind, number = re.fullmatch(r"([a-z]+)(\d+)", id).groups()
+    return kind != "table", int(number)
+
+
+PLANS = {id: PLANS[id] for id in sorted(PLANS, key=_place)}

@@ -42,6 +42,11 @@ def seeds(result: Result) -> str:
     return f"n = {result.n}" if result.complete else f"n = {result.n} of {len(result.values)}"
 
 
+def needs_title(group: str, rows: list[tuple[str, str]]) -> bool:
+    """Whether the names of a group's rows leave open which group they belong to."""
+    return bool(group) and not rows[0][1].startswith(group)
+
+
 def is_notable(result: Result, table: Table) -> bool:
     return table.comparable and result.z is not None and abs(result.z) > NOTABLE
 
@@ -55,7 +60,7 @@ def markdown(table: Table) -> str:
     lines += [f"*In the paper: {table.caption}*", ""] if table.caption else []
     lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for group, row in table.rows:
-        name = row if not group or row.startswith(group) else f"{group}: {row}"
+        name = f"{group}: {row}" if needs_title(group, [(group, row)]) else row
         cells = [_markdown_cell(table, (group, row), column) for column in table.columns]
         lines.append("| " + " | ".join([name, *cells]) + " |")
     for name, texts in table.texts.items():
@@ -97,8 +102,11 @@ def latex(table: Table) -> str:
     """The paper's layout: methods down, data sets and memory sizes across, the best of a method in bold."""
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{tex(table.caption or table.title)}}}"]
     lines += [rf"\begin{{tabular}}{{l{'c' * len(table.columns)}}}", r"\toprule", *_latex_head(table.columns)]
-    for _, rows in groupby(table.rows, key=lambda row: row[0]):
-        lines.append(r"\midrule")
+    for number, (group, rows) in enumerate(groupby(table.rows, key=lambda row: row[0])):
+        rows = list(rows)
+        lines += [r"\midrule"] if number == 0 or len(rows) > 1 else []
+        if needs_title(group, rows):
+            lines.append(rf"\multicolumn{{{len(table.columns) + 1}}}{{l}}{{\textit{{{tex(group)}}}}} \\")
         lines += [_latex_row(table, row) for row in rows]
     if table.texts:
         lines.append(r"\midrule")
@@ -212,7 +220,7 @@ def _html_table(table: Table) -> str:
     for group, rows in groupby(table.rows, key=lambda row: row[0]):
         rows = list(rows)
         lines.append("<tbody>")
-        if group and not rows[0][1].startswith(group):
+        if needs_title(group, rows):
             lines.append(f'<tr><th class="group" colspan="{len(table.columns) + 1}">{escape(group)}</th></tr>')
         for row in rows:
             cells = "".join(_html_cell(table, row, column) for column in table.columns)

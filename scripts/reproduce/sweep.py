@@ -69,10 +69,11 @@ def sweep(wanted: list[Run], runs: Runs, engine: Engine, *, retries: int, displa
     waiting = deque((0.0, run) for run in wanted)  # with the time before which there is no point in starting it
     running: dict[str, Run] = {}
     attempts: dict[str, int] = {}
+    stopping = False
     with Stop() as stop:
         while (waiting and not stop.number) or running:
-            if stop.number and outcome.stopped_by is None:
-                outcome.stopped_by = stop.number
+            if stop.number and not stopping:
+                stopping = True
                 display.say(f"stopping: {len(running)} runs go on to their next checkpoint")
                 engine.stop()
             while waiting and not stop.number and len(running) < engine.slots:
@@ -95,7 +96,8 @@ def sweep(wanted: list[Run], runs: Runs, engine: Engine, *, retries: int, displa
                 elif not stop.number:
                     attempts[name] = attempts.get(name, 0) + 1
                     _retry_or_fail(run, code, attempts[name], retries, waiting, outcome, display)
-            display.update(len(outcome.done), list(running.values()), outcome.failed, len(waiting))
+            display.update(len(outcome.done), list(running.values()), outcome.failed)
+    outcome.stopped_by = stop.number
     return outcome
 
 

@@ -72,7 +72,7 @@ def test_gain_over_bn_is_paired_by_seed(tmp_path):
         finish(run, value)
     for run, value in zip(found.final(gain.over), (40.0, 55.0), strict=True):
         finish(run, value)
-    result = tabulate(PLANS["fig2"], found).results[("", gain.row), gain.column]
+    result = tabulate(PLANS["fig2"], found).results[(gain.group, gain.row), gain.column]
     assert result.values == [10.0, 15.0]
 
 
@@ -134,6 +134,18 @@ def test_latex_has_the_papers_layout(tmp_path):
     assert lines[-6].startswith(r"CN & 42.00{\footnotesize \textpm 2.00} & ")
     assert lines[-5].startswith(r"Ours & \textbf{62.00{\footnotesize \textpm 2.00}} & ")
     assert lines[-4] == r"\bottomrule"
+
+
+@pytest.mark.parametrize("id", [id for id, plan in PLANS.items() if not isinstance(plan, Unavailable)])
+@pytest.mark.parametrize("preset", [PAPER, SMOKE], ids=["paper", "smoke"])
+def test_rows_of_latex_fill_the_columns(id, preset, tmp_path):
+    table = tabulate(PLANS[id], selection(tmp_path, preset))
+    rows = [line for line in report.latex(table).splitlines() if line.endswith(r"\\")]
+    assert len(rows) >= len(table.rows) + len(table.texts)
+    for row in rows:
+        cells = row.removesuffix(r"\\").split(" & ")
+        spans = [re.match(r"\\multicolumn\{(\d+)\}", cell.strip()) for cell in cells]
+        assert sum(int(span[1]) if span else 1 for span in spans) == 1 + len(table.columns), row
 
 
 def test_csv_has_every_cell(tmp_path):

@@ -40,7 +40,7 @@ class Told:
     def failed(self, run, reason, tail):
         self.lines.append(f"failed {run.name} {reason}\n{tail}")
 
-    def update(self, done, running, failed, waiting):
+    def update(self, done, running, failed):
         pass
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from scripts.reproduce.runs import DONE, Run, Runs
+from scripts.reproduce.runs import DONE, RUNNING, Run, Runs
 from scripts.reproduce.sweep import Outcome, Stop, tail
 from utils.errors import UsageError
 from utils.files import write_json
@@ -50,7 +50,7 @@ wait $child
 
 
 def write_manifest(folder: Path, wanted: list[Run], retries: int) -> Path:
-    path = folder / f"manifest-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path = folder / f"manifest-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"name": run.name, "options": run.known_options, "folder": str(run.folder), "steps": run.steps}
@@ -109,7 +109,9 @@ def cancelled_mark(manifest: Path) -> Path:
 
 def in_queue(job: str) -> bool:
     done = subprocess.run(["squeue", "--noheader", f"--jobs={job}"], capture_output=True, text=True, check=False)
-    return done.returncode == 0 and bool(done.stdout.strip())
+    if done.returncode:
+        return "Invalid job id" not in done.stderr  # long gone; any other error is the controller's, and will pass
+    return bool(done.stdout.strip())
 
 
 def cancel(job: str, manifest: Path) -> None:
@@ -134,7 +136,7 @@ def follow(job: str, manifest: Path, wanted: list[Run], runs: Runs, display) -> 
                 if runs.state(run) == DONE:
                     outcome.done.append(run.name)
                     display.done(left.pop(run.name), runs.record(run))
-            display.update(len(outcome.done), [], {}, len(left))
+            display.update(len(outcome.done), [run for run in left.values() if runs.state(run) == RUNNING], {})
             if stop.number:
                 outcome.stopped_by = stop.number
                 cancel(job, manifest)

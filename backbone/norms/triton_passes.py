@@ -1,4 +1,4 @@
-"""The four passes over the activation as Triton kernels, for CUDA devices; `TRITON_INTERPRET=1` runs them on a CPU.
+"""The passes over the activation as Triton kernels, for CUDA devices; `TRITON_INTERPRET=1` runs them on a CPU.
 
 One program handles one sample and a block of channels, walking over space in blocks; strides make the same kernels
 serve contiguous and channels-last activations. Sums are taken in float32, or float64 for float64 activations.
@@ -10,16 +10,19 @@ Traffic per activation element, in elements (`python -m scripts.bench norms` pri
     gradient_sums    2 reads
     input_gradient   2 reads, 1 write
 
-which is BN's own: two reads and a write forward, four reads and a write backward.
+which is BN's own: two reads and a write forward, four reads and a write backward. What lies between is one kernel too
+each way, because at small batches a step costs what its launches cost.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
-from backbone.norms.fused import TensorPasses, is_channels_last
+from backbone.norms.fused import Coefficients, Statistics, TensorPasses, is_channels_last
 from backbone.norms.weighted import compute_dtype
 
 BLOCK = 1024  # elements of a tile
@@ -101,6 +104,71 @@ def _input_gradient(g, a, scale, slope, offset, out, C, S, stride_n, stride_c, s
     tl.store(out + offsets, y * s + x * p + q, inside)
 
 
+@triton.jit
+def _statistics(guess, distance, squares, weights, gamma, beta, eps, mu, sigma2, inverse, scale, shift, N, C, area,
+                ACC: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = c < C
+    origin = tl.load(guess + c, inside, other=0.0)
+    total = tl.zeros((BC,), ACC)
+    mean = tl.zeros((BC,), ACC)
+    for n in range(N):
+        weight = tl.load(weights + n)
+        total += weight
+        mean += weight * tl.load(distance + n * C + c, inside, other=0.0)
+    mean -= origin * (1 - total)
+    variance = tl.zeros((BC,), ACC)
+    for n in range(N):
+        spread = tl.load(distance + n * C + c, inside, other=0.0) - mean
+        variance += tl.load(weights + n) * (tl.load(squares + n * C + c, inside, other=0.0) / area + spread * spread)
+    factor = 1 / tl.sqrt(variance + tl.load(eps))
+    s = tl.load(gamma + c, inside, other=0.0) * factor
+    tl.store(mu + c, origin + mean, inside)
+    tl.store(sigma2 + c, variance, inside)
+    tl.store(inverse + c, factor, inside)
+    tl.store(scale + c, s, inside)
+    tl.store(shift + c, tl.load(beta + c, inside, other=0.0) - (origin + mean) * s, inside)
+
+
+@triton.jit
+def _coefficients(d_scale, d_beta, g_mu, g_sigma2, guess, distance, squares, weights, mu, inverse, scale, d_gamma,
+                  slope, offset, d_weights, N, C, area, ACC: tl.constexpr, BC: tl.constexpr):  # fmt: skip
+    """The gradients of the weights are sums over channels: here those of a block, one row each."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = c < C
+    missing = tl.zeros((BC,), ACC) + 1
+    for n in range(N):
+        missing -= tl.load(weights + n)
+    m = tl.load(mu + c, inside, other=0.0)
+    origin = tl.load(guess + c, inside, other=0.0)
+    factor = tl.load(inverse + c, inside, other=0.0)
+    s = tl.load(scale + c, inside, other=0.0)
+    of_gamma = tl.load(d_scale + c, inside, other=0.0) * factor
+    of_sigma2 = tl.load(g_sigma2 + c, inside, other=0.0) - of_gamma * s * factor * 0.5
+    of_mu = tl.load(g_mu + c, inside, other=0.0) - s * tl.load(d_beta + c, inside, other=0.0)
+    of_mu -= 2 * of_sigma2 * missing * m
+    level = of_mu - 2 * of_sigma2 * m
+    tl.store(d_gamma + c, of_gamma, inside)
+    for n in range(N):
+        weight = tl.load(weights + n) / area
+        from_guess = tl.load(distance + n * C + c, inside, other=0.0)
+        spread = from_guess - (m - origin)
+        square = tl.load(squares + n * C + c, inside, other=0.0) / area + spread * spread
+        tl.store(slope + n * C + c, 2 * weight * of_sigma2, inside)
+        tl.store(offset + n * C + c, weight * level, inside)
+        part = tl.where(inside, (origin + from_guess) * of_mu + square * of_sigma2, 0.0)
+        tl.store(d_weights + tl.program_id(0) * N + n, tl.sum(part, 0))
+
+
+SMALL_CHANNELS = 64  # of a program of the two kernels above
+
+
+@cache
+def _tensor_of(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """As an argument of a kernel it would be rounded to float32."""
+    return torch.full((1,), value, dtype=dtype, device=device)
+
+
 class _Layout:
     """Sizes, strides, tile and grids of an activation."""
 
@@ -114,8 +182,7 @@ class _Layout:
         else:
             block_s = min(BLOCK, triton.next_power_of_2(s))
             block_c = min(BLOCK // block_s, triton.next_power_of_2(c))
-        acc = tl.float64 if a.dtype == torch.float64 else tl.float32
-        self.arguments = (c, s, *strides, acc, block_c, block_s)
+        self.arguments = (c, s, *strides, _acc(a), block_c, block_s)
         self.rows = (n, triton.cdiv(c, block_c))  # one program walks over all of space
         self.tiles = (*self.rows, triton.cdiv(s, block_s))
         self.moments_shape, self.dtype = (n, c), compute_dtype(a)
@@ -125,7 +192,7 @@ class _Layout:
 
 
 class TritonPasses(TensorPasses):
-    """Those over the activation; what is between them stays tensor operations."""
+    """With tensor operations for the statistics within tasks only."""
 
     @staticmethod
     def moments(a, *, exact):
@@ -153,3 +220,34 @@ class TritonPasses(TensorPasses):
         layout, out = _Layout(a), torch.empty_like(a)
         _input_gradient[layout.tiles](g, a, scale, slope, offset, out, *layout.arguments)
         return out
+
+    @staticmethod
+    def statistics(moments, weights, same_task, gamma, beta, area, eps):
+        if same_task is not None:
+            return TensorPasses.statistics(moments, weights, same_task, gamma, beta, area, eps)
+        guess, distance, squares = moments
+        n, c = distance.shape
+        found = Statistics(*(torch.empty_like(guess) for _ in Statistics._fields))
+        limit = _tensor_of(eps, guess.dtype, guess.device)
+        given = (guess, distance, squares, weights.contiguous(), gamma, beta, limit)
+        _statistics[(triton.cdiv(c, SMALL_CHANNELS),)](*given, *found, n, c, area, _acc(guess), SMALL_CHANNELS)
+        return found
+
+    @staticmethod
+    def coefficients(sums, g_mu, g_sigma2, moments, weights, same_task, of, area):
+        if same_task is not None:
+            return TensorPasses.coefficients(sums, g_mu, g_sigma2, moments, weights, same_task, of, area)
+        (d_beta, d_scale), (guess, distance, squares) = sums, moments
+        n, c = distance.shape
+        blocks = triton.cdiv(c, SMALL_CHANNELS)
+        nothing = torch.zeros_like(guess) if g_mu is None or g_sigma2 is None else None
+        through = (nothing if gradient is None else gradient.contiguous() for gradient in (g_mu, g_sigma2))
+        given = (d_scale, d_beta, *through, guess, distance, squares, weights.contiguous(), of.mu, of.inverse, of.scale)
+        slope, offset = torch.empty_like(distance), torch.empty_like(distance)
+        found = Coefficients(torch.empty_like(guess), slope, offset, distance.new_empty(blocks, n))
+        _coefficients[(blocks,)](*given, *found, n, c, area, _acc(guess), SMALL_CHANNELS)
+        return found._replace(d_weights=found.d_weights.sum(0))
+
+
+def _acc(like: torch.Tensor):
+    return tl.float64 if like.dtype == torch.float64 else tl.float32

@@ -24,7 +24,6 @@ from scripts.bench import baseline, workloads
 from scripts.bench.timing import interleaved, ratio
 from utils.checkpoints import Checkpoints, Interval
 from utils.observers import JsonLines
-from utils.random import generator
 from utils.tables import aligned
 from utils.training import Cursor, Training, forward_parts
 
@@ -148,14 +147,19 @@ def own_cost(arguments) -> dict:
     rows.append(["own cost: loop without the bare network", f"{ms['loop'] - ms['bare']:.3f}"])
     for title, found in {"whole step against PIL and loops": against, "own cost against theirs": own}.items():
         rows.append([title, f"{found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"])
-    rows += [[f"  of it: {name}", f"{np.median(times) * 1e3:.3f}"] for name, times in parts.items()]
+    parts_ms = own_parts(parts, training.config.log_every)
+    parts_ms["bookkeeping, all that is left"] = ms["loop"] - ms["bare"] - sum(parts_ms.values())
+    rows += [[f"  of it: {name}", f"{value:.3f}"] for name, value in parts_ms.items()]
     print(aligned(rows), end="\n\n")
-    return {
-        "ms": ms,
-        "against_pil": against,
-        "own_against_pil": own,
-        "parts_ms": {n: float(np.median(t)) * 1e3 for n, t in parts.items()},
-    }
+    return {"ms": ms, "against_pil": against, "own_against_pil": own, "parts_ms": parts_ms}
+
+
+def own_parts(seconds: dict[str, np.ndarray], log_every: int) -> dict[str, float]:
+    """Milliseconds a step that the bare network does not have."""
+    found = {name: float(np.median(times)) * 1e3 for name, times in seconds.items()}
+    found["loss beyond cross-entropy"] = found.pop("loss") - found.pop("cross-entropy")
+    found["log, a line every 50 steps"] = found.pop("log") / log_every
+    return found
 
 
 def parts_of_a_step(training: Training) -> dict[str, Callable]:
@@ -165,11 +169,18 @@ def parts_of_a_step(training: Training) -> dict[str, Callable]:
     parts = method.parts(batch, place)
     outputs = forward_parts(training.net, parts, joint=False)
     index = torch.arange(config.batch_size)
+
+    def log_line() -> None:
+        training.unread = config.log_every
+        training._log(config.lr)
+
     return {
         "data": lambda: (data.images.index_select(0, index), data.labels.index_select(0, index)),
         "augmentation": lambda: method.augment(batch.images, CURRENT, place.step),
         "replay draw and its augmentation": lambda: method.draw("replay", place),
         "buffer update": lambda: method.remember(batch, outputs, place),
         "loss": lambda: method.loss(parts, outputs, place),
-        "random generator": lambda: generator(0, "bench", 1),
+        "cross-entropy": lambda: sum(F.cross_entropy(outputs[n].logits, part.labels) for n, part in parts.items()),
+        "log": log_line,
+        "is a checkpoint due": lambda: training.checkpoints.due(training.cursor.step),
     }

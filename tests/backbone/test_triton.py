@@ -16,7 +16,9 @@ import torch
 from scripts.bench.norms import TRAFFIC
 
 ROOT = Path(__file__).parents[2]
-KERNELS = ("_moments", "_scale_and_shift", "_gradient_sums", "_input_gradient")
+LARGE_KERNELS = ("_moments", "_scale_and_shift", "_gradient_sums", "_input_gradient")  # over the activation
+SMALL_KERNELS = ("_statistics", "_coefficients")  # over its moments
+KERNELS = (*LARGE_KERNELS, *SMALL_KERNELS)
 
 
 def in_own_process(what: str, folder: Path, **environment: str):
@@ -265,7 +267,7 @@ def traffic() -> dict:
     """Per kernel and tensor: how often each element is read and written, one number if it is the same for all."""
     from backbone.norms import triton_passes
 
-    kernels, found = {kernel: getattr(triton_passes, kernel) for kernel in KERNELS}, {}
+    kernels, found = {kernel: getattr(triton_passes, kernel) for kernel in LARGE_KERNELS}, {}
     for name, case in TRAFFIC_EXAMPLES.items():
         inputs = inputs_of(case)
         spied = {kernel: Spied(own, inputs["a"].numel()) for kernel, own in kernels.items()}
@@ -344,9 +346,11 @@ def compile_all() -> dict:
         function = getattr(triton_passes, kernel)
         for dtype, (large, small) in POINTERS.items():
             pointers = {name: large if name in ("a", "g", "out") else small for name in function.arg_names}
-            integers = dict.fromkeys(("C", "S", "stride_n", "stride_c", "stride_s"), "i32")
-            signature = pointers | integers | dict.fromkeys(("ACC", "BC", "BS"), "constexpr")
+            integers = dict.fromkeys(("N", "C", "S", "area", "stride_n", "stride_c", "stride_s"), "i32")
             sizes = {"ACC": tl.float64 if dtype == "float64" else tl.float32, "BC": 16, "BS": 64}
+            sizes = {name: size for name, size in sizes.items() if name in function.arg_names}
+            kinds = pointers | integers | dict.fromkeys(sizes, "constexpr")
+            signature = {name: kinds[name] for name in function.arg_names}
             built = triton.compile(ASTSource(function, signature, constexprs=sizes), target=GPUTarget("cuda", 80, 32))
             found[f"{kernel} {dtype}"] = built.asm["cubin"][:4].decode("latin-1")
     return found

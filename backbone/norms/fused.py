@@ -250,6 +250,8 @@ class _WeightedBatchNorm(torch.autograd.Function):
 
 @outside_autocast
 def fused(a: torch.Tensor, by: SampleWeights, gamma, beta, eps: float, passes: Any = TensorPasses) -> Normalized:
+    if gamma.dtype != compute_dtype(a):
+        raise TypeError(f"activations of {a.dtype} need a scale and shift of {compute_dtype(a)}, got {gamma.dtype}")
     if not a.is_contiguous() and not is_channels_last(a):
         a = a.contiguous()
     weights = filled_weights(by.weights, gamma, a.shape[0])

@@ -432,6 +432,12 @@ def test_gradient_in_another_layout_than_the_activation(layout):
     assert_close(gradients[0], gradients[1])
 
 
+def test_scale_of_another_type_is_refused():
+    """The passes in C would read its bytes as something else."""
+    with pytest.raises(TypeError, match=r"activations of torch\.float64 need a scale and shift of torch\.float64"):
+        FAST[-1](drawn(5, 2, 2, 3), UNIFORM, torch.ones(2), torch.zeros(2), EPS)
+
+
 @each_primitive
 @both_variances
 def test_two_forwards_before_one_backward(primitive, within):

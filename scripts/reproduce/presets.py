@@ -53,7 +53,7 @@ PAPER = Preset(
     },
 )
 
-_FOLDER = {"dataset": "seq-folder", "num_filters": 16, "test_per_class": 500}
+_FOLDER = {"dataset": "seq-folder", "num_filters": 16, "groups": 16, "test_per_class": 500}
 CPU = Preset(
     name="cpu",
     help="the same structure on a folder of real images (--base_path), with a narrow network and short streams",

@@ -67,6 +67,10 @@ class Runs:
 
     def of(self, experiment: Experiment, seed: int, **more: Any) -> Run:
         """The run of an experiment with a seed; `more` are further flags."""
+        return self._run(self.options(experiment, seed, **more))
+
+    def options(self, experiment: Experiment, seed: int, **more: Any) -> dict[str, Any]:
+        """The flags of a run, as main.py takes them."""
         data = self.preset.data[experiment.data]
         options = {"model": experiment.model, "norm": experiment.norm, **self.preset.flags, **data.flags}
         if experiment.buffer is not None:
@@ -78,7 +82,7 @@ class Runs:
             options["base_path"] = self.base_path
         if self.results_path != "results":
             options["results_path"] = self.results_path
-        return self._run(options)
+        return options
 
     def _run(self, options: dict[str, Any]) -> Run:
         config = resolve(options)

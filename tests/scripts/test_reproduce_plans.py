@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from scripts.reproduce.plans import PLANS, Experiment, Plan, Unavailable
 from scripts.reproduce.presets import PAPER, PRESETS, SMOKE
 from scripts.reproduce.results import published
 from scripts.reproduce.runs import Runs
 from scripts.reproduce.selection import Selection, needed
+from tests.helpers import make_spec
 from tests.scripts.records import finish
-from utils.arguments import parse
+from utils.arguments import parse, resolve
+from utils.build import build_network
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 AVAILABLE = [plan for plan in PLANS.values() if isinstance(plan, Plan)]
@@ -103,11 +106,17 @@ def test_further_norms_are_rows_of_every_table_of_accuracies():
         assert {row.split()[-1] for row in rows} >= {"Ours", "bnt"}, id
 
 
-def test_presets_fit_together():
-    assert list(PRESETS) == ["paper", "cpu", "smoke"]
-    for preset in PRESETS.values():
-        for plan in AVAILABLE:
-            assert list(plan.cells(preset)), (preset.name, plan.id)
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
+def test_every_experiment_of_a_preset_can_be_built(preset):
+    """Flags that fit together and a network whose channels the groups divide, without data."""
+    experiments = {cell.experiment for plan in AVAILABLE for cell in plan.cells(preset)}
+    spec = make_spec(image_shape=(3, 32, 32))
+    for experiment in {replace(experiment, buffer=50, flags=()) for experiment in experiments}:
+        if experiment.model in ("sgd", "joint"):
+            experiment = replace(experiment, buffer=None)
+        config = resolve(Runs(preset, base_path="data").options(experiment, 0))
+        assert build_network(config, spec, torch.device("meta")).norms is not None
+    assert all(list(plan.cells(preset)) for plan in AVAILABLE)
 
 
 # --- choosing kappa and lambda ----------------------------------------------------------------------------------------

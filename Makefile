@@ -30,7 +30,7 @@ test-ray: install ## sweeps on a real local Ray cluster of two nodes; workers an
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/cluster/test_ray.py
 
 test-slurm: install ## sweeps on a real Slurm of one node; needs root and Debian's slurm-wlm and munge
-	command -v slurmctld munged > /dev/null || apt-get install -y --no-install-recommends slurm-wlm munge
+	command -v slurmctld > /dev/null && command -v munged > /dev/null || apt-get install -y --no-install-recommends slurm-wlm munge
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/cluster/test_slurm.py
 
 lint: install ## check style

@@ -12,6 +12,7 @@ import argparse
 import csv
 import re
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -59,7 +60,10 @@ def read_tables(source: str) -> list[Table]:
     tables = []
     for match in re.finditer(r"\\begin\{table\*?\}(.*?)\\end\{table\*?\}", source, re.DOTALL):
         body = match.group(1)
-        label = re.search(r"\\label\{(table:[^}]*)\}", body).group(1)
+        label = re.search(r"\\label\{(table:[^}]*)\}", body)
+        if label is None:
+            raise ValueError(f"table {len(tables) + 1} has no label")
+        label = label.group(1)
         table = Table(len(tables) + 1, label, plain(braced(body, "\\caption")))
         if label in SHAPES:
             table.cells = read_cells(body, SHAPES[label])
@@ -148,9 +152,17 @@ def differences(files: dict[str, str], folder: Path) -> list[str]:
         path = folder / name
         held = list(csv.reader(StringIO(path.read_text()))) if path.exists() else []
         expected = list(csv.reader(StringIO(text)))
-        found += [f"{name}: {row} is in the paper only" for row in expected if row not in held]
-        found += [f"{name}: {row} is not in the paper" for row in held if row not in expected]
+        found += [f"{name}: {row} is in the paper only" for row in surplus(expected, held)]
+        found += [f"{name}: {row} is not in the paper" for row in surplus(held, expected)]
+    found += [f"{path.name} is no table with numbers" for path in folder.glob("*.csv") if path.name not in files]
     return found
+
+
+def surplus(rows: list[list[str]], others: list[list[str]]) -> list[list[str]]:
+    """The rows that there are more often than in the others."""
+    left = Counter(map(tuple, others))
+    left.subtract(map(tuple, rows))
+    return [list(row) for row, count in left.items() for _ in range(-count)]
 
 
 def main() -> int:
@@ -160,8 +172,8 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         tables = read_tables(arguments.source.read_text())
-    except OSError as error:
-        print(f"error: cannot read {arguments.source}: {error.strerror}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"error: cannot read {arguments.source}: {error}", file=sys.stderr)
         return 2
     files = files_of(tables)
     if arguments.write:

@@ -1,6 +1,6 @@
 """Batched augmentation of uint8 images on their device: every sample has its own crop and flip.
 
-The draws are small and made on the host, addressed by (stream, step); the images are gathered in one operation.
+The draws are small and made on the host, addressed by (stream, step); a GPU gathers all images in one operation.
 Padding is black, before normalization, as torchvision's `RandomCrop(padding=...)` on images does.
 """
 
@@ -55,7 +55,7 @@ class Augment:
 def _pick_one_by_one(images: torch.Tensor, padding: int, rows, columns, flipped) -> torch.Tensor:
     """On a CPU the fastest way is the plainest: of every image, what the window shares with it."""
     sources, shared = images.numpy(), _overlaps(padding)
-    out = np.zeros(sources.shape, dtype=np.uint8)
+    out = np.zeros(sources.shape, dtype=sources.dtype)
     for target, source, row, column, flip in zip(
         out, sources, rows.tolist(), columns.tolist(), flipped.tolist(), strict=True
     ):

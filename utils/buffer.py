@@ -56,7 +56,7 @@ class Reservoir:
         self.seen += len(labels)
         slots = (draw.random(len(nth)) * nth).astype(np.int64)
         slots[slots >= self.capacity] = -1
-        if nth[0] <= self.capacity:
+        if self.seen - len(nth) < self.capacity:
             slots = np.where(nth <= self.capacity, nth - 1, slots)
         return slots
 

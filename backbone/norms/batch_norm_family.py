@@ -171,7 +171,7 @@ class WeightedBatchNorm(nn.Module):
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
         if self.training:
-            if a.numel() == a.shape[1]:
+            if a.numel() <= a.shape[1]:
                 # In the words of torch's own layers, so that one place can explain both.
                 raise ValueError(f"{TOO_FEW_VALUES} when training, got input size {tuple(a.shape)}")
             return self.shared.normalize(self, a)

@@ -20,9 +20,11 @@ import torch
 
 from backbone.norms.fused import Coefficients, Statistics, TensorPasses, is_channels_last, scratch
 from backbone.norms.weighted import compute_dtype
+from utils.files import write_atomically
 
 SOURCE = Path(__file__).with_name("cpu_passes.c")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+DIGEST = hashlib.sha256().digest_size
 C_TYPES = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -50,13 +52,28 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
     # A cache may be shared by machines: what is compiled for one processor is not for another.
     key = hashlib.sha256("\n".join([*command, SOURCE.read_text(), _processor()]).encode()).hexdigest()[:16]
     library = _cache_folder() / f"cpu_passes-{key}.so"
-    if not library.exists():
+    if not _is_whole(library):
         _compile(command, library)
-    return _declared(ctypes.CDLL(str(library)))
+    try:
+        return _declared(ctypes.CDLL(str(library)))
+    except OSError as problem:
+        raise CannotCompile(f"what was compiled cannot be loaded: {problem}") from None
+
+
+def _is_whole(library: Path) -> bool:
+    """Its last bytes are the digest of the rest: to load a file that was cut short would end the process."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]
 
 
 def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adab2n-bench"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adab2n-bench"
+    except RuntimeError:
+        raise CannotCompile("no home folder to keep compiled passes in; set XDG_CACHE_HOME") from None
 
 
 def _processor() -> str:
@@ -68,15 +85,15 @@ def _processor() -> str:
 
 
 def _compile(command: list[str], library: Path) -> None:
-    """Under another name first, so that no other process loads half of it."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / library.name
             done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
             if done.returncode:
                 raise CannotCompile(f"{command[0]} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
-            os.replace(target, library)
+            content = target.read_bytes()
+        write_atomically(library, lambda file: file.write(content + hashlib.sha256(content).digest()))
     except OSError as problem:
         raise CannotCompile(f"{command[0]} could not be run into {library.parent}: {problem.strerror}") from None
 

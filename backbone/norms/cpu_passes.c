@@ -11,7 +11,7 @@
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define BLOCKS(size, block) (((size) + (block) - 1) / (block))
 
-/* Means relative to `guess`, which becomes the mean of sample 0, and sums of squared distances to the own mean. */
+/* The mean of a row or column, and the sum of squared distances to it. */
 static void row_moments(const T *x, long S, double *mean, double *squares)
 {
     const T pivot = x[0];
@@ -39,7 +39,7 @@ static void row_moments(const T *x, long S, double *mean, double *squares)
 static void column_moments(const T *x, long C, long width, long S, int exact, double *mean, double *squares)
 {
     T pivot[CHANNELS], part[CHANNELS], square_part[CHANNELS];
-    for (long c = 0; c < width; c++) pivot[c] = x[c], mean[c] = 0, squares[c] = 0;
+    for (long c = 0; c < width; c++) pivot[c] = x[c];
     for (int pass = 0; pass <= exact; pass++) {
         for (long c = 0; c < width; c++) mean[c] = 0, squares[c] = 0;
         for (long start = 0; start < S; start += POSITIONS) {
@@ -65,6 +65,7 @@ static void column_moments(const T *x, long C, long width, long S, int exact, do
     }
 }
 
+/* Means relative to `guess`, which becomes the mean of sample 0, and sums of squared distances to the own mean. */
 void moments(const T *a, T *guess, T *distance, T *squares, double *scratch, long N, long C, long S, int last, int exact,
              int threads)
 {

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from backbone.norms.weighted import Normalized, SampleWeights, compute_dtype, filled_weights, outside_autocast
 
@@ -232,6 +233,7 @@ class _WeightedBatchNorm(torch.autograd.Function):
         return out, mu, sigma2, *running
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, g, g_mu, g_sigma2, *_running):
         a, weights, same_task = ctx.saved_tensors
         found = ctx.found

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from utils.errors import UsageError
+from utils.options import number
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,13 +38,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text!r}")
     return int(text)
 
 
 def counted(text: str) -> int:
-    if not text.isdigit():
+    if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}")
     return int(text)
 
@@ -60,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     _about(run)
     run.add_argument("--launcher", default="local", choices=["local", "ray", "slurm"])
     run.add_argument("--workers", type=positive, help="runs at a time (default: what cores or GPUs allow)")
-    run.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all)")
+    run.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all); for Slurm: 1 or none")
     run.add_argument("--jobs_per_gpu", type=positive, default=1, help="runs that share a GPU (default 1)")
     run.add_argument("--retries", type=counted, default=2, help="further attempts of a run that fails (default 2)")
     run.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
@@ -84,8 +85,8 @@ def _about(command: argparse.ArgumentParser) -> None:
         choices=["fixed", "validation", "test"],
         help="how kappa and lambda are chosen (default: as in the last `run`; fixed)",
     )
-    command.add_argument("--kappa", type=float, help="for --select fixed")
-    command.add_argument("--lambd", type=float, help="for --select fixed")
+    command.add_argument("--kappa", type=number(0, 1), help="for --select fixed")
+    command.add_argument("--lambd", type=number(0), help="for --select fixed")
     command.add_argument("--also", help="further norms, separated by commas: a row in every table of accuracies")
     command.add_argument("--base_path", help="folder with the data, as in main.py")
     command.add_argument("--results_path", default="results", help="folder of runs and reports (default results)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +14,7 @@ from scripts.reproduce.display import Display, duration
 from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
 from scripts.reproduce.plans import NORMS, PLANS, Plan, Unavailable
 from scripts.reproduce.presets import PRESETS
-from scripts.reproduce.results import tabulate, warnings
+from scripts.reproduce.results import Table, tabulate, warnings
 from scripts.reproduce.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, Speed, progress_of
 from scripts.reproduce.selection import Selection, needed
 from scripts.reproduce.sweep import Outcome, sweep, tail
@@ -37,12 +38,16 @@ def recalled(arguments) -> None:
     try:
         last = json.loads((Path(arguments.results_path) / LAST).read_text())
     except (OSError, ValueError):
-        last = {}
-    if arguments.preset not in (None, last.get("preset")):
+        last = None
+    if not isinstance(last, dict) or arguments.preset not in (None, last.get("preset")):
         last = {}  # settings of one preset say nothing about another
-    for name in REMEMBERED:
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, last.get(name))
+    if arguments.select not in (None, "fixed"):
+        last = last | {"kappa": None, "lambd": None}
+    taken = {name: last.get(name) for name in REMEMBERED if getattr(arguments, name) is None}
+    for name, value in taken.items():
+        setattr(arguments, name, value)
+    if shown := [f"--{name} {value}" for name, value in taken.items() if value is not None]:
+        print(f"as in the last run: {' '.join(shown)}", file=sys.stderr)
     arguments.preset = arguments.preset or "paper"
     arguments.select = arguments.select or "fixed"
 
@@ -75,9 +80,9 @@ def selection_of(arguments) -> Selection:
     seeds = preset.seeds
     if arguments.seeds:
         words = arguments.seeds.split(",")
-        if not all(word.isdigit() for word in words) or len(set(words)) < len(words):
+        seeds = tuple(int(word) for word in words if word.isascii() and word.isdecimal())
+        if len(set(seeds)) < len(words):
             raise UsageError(f"--seeds must be different whole numbers such as 0,1,2; got {arguments.seeds!r}")
-        seeds = tuple(map(int, words))
     given = tuple(
         (name, getattr(arguments, name)) for name in ("kappa", "lambd") if getattr(arguments, name) is not None
     )
@@ -161,18 +166,17 @@ def run_missing(arguments) -> int:
     plans, unavailable, selection = set_up(arguments)
     if not plans:
         raise UsageError(f"{unavailable[0].id} is not yet available: it needs {unavailable[0].needs}")
+    refuse_flags_of_other_launchers(arguments)
     outcome = Outcome()
     if not arguments.dry_run:
         remember(arguments)
     while True:
         found, waiting = needed(plans, selection)
-        wanted = [
-            run for name, run in found.items() if selection.runs.state(run) != DONE and name not in outcome.failed
-        ]
-        announce(found, wanted, waiting, arguments, selection.runs)
+        wanted = to_run(found, selection.runs, outcome, arguments.launcher)
+        announce(found, wanted, waiting, selection.runs)
         if arguments.dry_run:
             for run in wanted:
-                print("python main.py " + " ".join(run.command()))
+                print(shlex.join(["python", "main.py", *run.command()]))
             return 0
         if not wanted:
             break
@@ -187,12 +191,36 @@ def run_missing(arguments) -> int:
     return outcome.exit_code
 
 
-def announce(found: dict, wanted: list[Run], waiting: int, arguments, runs: Runs) -> None:
+def to_run(found: dict[str, Run], runs: Runs, outcome: Outcome, launcher: str) -> list[Run]:
+    states = {name: runs.state(run) for name, run in found.items() if name not in outcome.failed}
+    left = [name for name, state in states.items() if state != DONE]
+    running = [name for name in left if states[name] == RUNNING]
+    if running and launcher == "slurm":  # an allocation must not wait for what somebody else runs
+        print(f"{len(running)} runs are being run elsewhere and are left to it", file=sys.stderr)
+        left = [name for name in left if name not in running]
+    return [found[name] for name in left]
+
+
+OWN_FLAGS = {"ray_address": ("ray",), "sbatch_args": ("slurm",), "detach": ("slurm",)}
+
+
+def refuse_flags_of_other_launchers(arguments) -> None:
+    for name, launchers in OWN_FLAGS.items():
+        if getattr(arguments, name) and arguments.launcher not in launchers:
+            raise UsageError(f"--{name} is for --launcher {launchers[0]}, not {arguments.launcher}")
+    if arguments.launcher == "slurm" and arguments.jobs_per_gpu > 1:
+        raise UsageError("--jobs_per_gpu is for --launcher local or ray; Slurm gives every run a GPU")
+    if arguments.launcher != "local" and arguments.gpus not in (None, "none", "1"):
+        raise UsageError(
+            f"--gpus {arguments.gpus}: with --launcher {arguments.launcher} it is 1 (a run asks for one) or none"
+        )
+
+
+def announce(found: dict, wanted: list[Run], waiting: int, runs: Runs) -> None:
     speed = Speed(runs.all_records())
     later = f", and {waiting} experiments wait for their kappa and lambda" if waiting else ""
-    print(
-        f"{len(found)} runs, {len(found) - len(wanted)} of them finished, {len(wanted)} to run{later}", file=sys.stderr
-    )
+    finished = sum(runs.record(run) is not None for run in found.values())
+    print(f"{len(found)} runs, {finished} of them finished, {len(wanted)} to run{later}", file=sys.stderr)
     if not wanted:
         return
     seconds = [speed.seconds(run, runs.config(run)) for run in wanted]
@@ -247,6 +275,9 @@ def launch_on_slurm(wanted: list[Run], total: int, arguments, runs: Runs, expect
     from scripts.reproduce.launchers import slurm
 
     gpus = bool(visible_gpus(None)) if arguments.gpus is None else arguments.gpus != "none"
+    if arguments.gpus is None:  # a login node may have other devices than the nodes that compute
+        asked = "one GPU; --gpus none asks for none" if gpus else "no GPU; --gpus 1 asks for one"
+        print(f"every run asks Slurm for {asked}", file=sys.stderr)
     job, manifest = slurm.submit(
         wanted, Path(arguments.results_path) / "slurm", retries=arguments.retries, at_once=arguments.workers,
         gpus=gpus, sbatch_args=arguments.sbatch_args,
@@ -298,7 +329,11 @@ def write_report(arguments) -> int:
         f"Preset {preset.name}: {preset.help}.",
         f"Seeds {', '.join(map(str, selection.seeds))}. {writing.SELECTION_WORDS[selection.mode]}",
         f"{filled} of {len(cells)} cells have all their runs.",
+        *chosen_values(tables),
     ]
+    if selection.mode == "test":
+        for table in tables:
+            table.note = f"{table.note} {writing.SELECTION_WORDS['test']}".strip()
     if not preset.comparable:
         facts.insert(
             1,
@@ -306,12 +341,31 @@ def write_report(arguments) -> int:
             "stand there for orientation, and no difference to them is computed.",
         )
     folder = arguments.output or Path(arguments.results_path) / "reports" / preset.name
-    page = writing.write(folder, tables, unavailable, facts, problems)
+    try:
+        page = writing.write(folder, tables, unavailable, facts, problems)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}; set --output") from None
     for text in problems:
         print(f"warning: {text}", file=sys.stderr)
     print(f"{filled} of {len(cells)} cells complete")
     print(f"report: {page}")
     return 0
+
+
+def chosen_values(tables: list[Table]) -> list[str]:
+    """With which kappa and lambda the runs of AdaB2N were done, outside the grid of Figure 3."""
+    where: dict[tuple, set[str]] = {}
+    for table in tables:
+        for record in table.records.values() if table.id != "fig3" else ():
+            config = record["config"]
+            if config["norm"] == "adab2n":
+                memory = f" M = {config['buffer_size']}" if config.get("buffer_size") else ""
+                place = f"{config['model']} on {config['dataset']} in {config.get('n_tasks')} tasks{memory}"
+                where.setdefault((config["kappa"], config["lambd"]), set()).add(place)
+    if len(where) == 1:
+        [(kappa, lambd)] = where
+        return [f"All runs of AdaB²N have κ = {kappa:g} and λ = {lambd:g}."]
+    return [f"κ = {kappa:g}, λ = {lambd:g}: {'; '.join(sorted(places))}." for (kappa, lambd), places in where.items()]
 
 
 COMMANDS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sized
 
 from scripts.reproduce.runs import Run, progress_of
 
@@ -14,7 +15,7 @@ class Display:
     def __init__(self, total: int, already: int, slots: int, expected: dict[str, float | None]):
         """`expected`: seconds that each run of the sweep will take, None where unknown."""
         self.total, self.already, self.slots, self.expected = total, already, slots, expected
-        self.started, self.last_line = time.monotonic(), time.monotonic()
+        self.last_line = time.monotonic()
         self.finished: set[str] = set()
         self.durations: list[float] = []
         self.bar = None
@@ -40,7 +41,7 @@ class Display:
         self.finished.add(run.name)
         self.say(f"FAILED {run.name}: {reason}; its log, {run.log}, ends\n{tail}")
 
-    def update(self, done: int, running: list[Run], failed: dict) -> None:
+    def update(self, done: int, running: list[Run], failed: Sized) -> None:
         text = f"{len(failed)} failed, {self._left()} left; " + "; ".join(map(under_way, running))
         if self.bar:
             self.bar.n = self.already + done

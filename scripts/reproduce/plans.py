@@ -131,12 +131,13 @@ def table3(preset):
 def table4(preset):
     key = "miniimg" if "miniimg" in preset.data else "offline"
     offline = (("scenario", "offline"), *preset.offline.items())
+    group = f"{preset.data[key].title}, M = {preset.data[key].buffers[0]}"
     for norm in ("bn", "cn", "adab2n", *preset.also):
         for setting, title in SETTINGS.items():
             for model, name in METHODS.items():
                 experiment = Experiment(model, norm, key, preset.data[key].buffers[0], offline)
                 published = ("table4", title_of(norm), f"{title} {name}")
-                yield Cell("", title_of(norm), (title, name), experiment, faa(setting), published)
+                yield Cell(group, title_of(norm), (title, name), experiment, faa(setting), published)
 
 
 @plan(
@@ -148,7 +149,7 @@ def table6(preset):
     data = preset.data["cifar100"]
     for norm in ("bn", "gn", "cn", "adab2n"):
         experiment = Experiment("er_ace", norm, "cifar100", data.buffers[0])
-        yield Cell("", "Time (cuDNN)", (NORMS[norm],), experiment, ("seconds",),
+        yield Cell(f"{data.title}, M = {data.buffers[0]}", "Time (cuDNN)", (NORMS[norm],), experiment, ("seconds",),
                    ("table6", "Time (cuDNN)", NORMS[norm]))  # fmt: skip
 
 
@@ -200,7 +201,8 @@ def fig3(preset):
             for value in data.lambdas:
                 flags = (("kappa", kappa), ("lambd", value))
                 experiment = Experiment("derpp", "adab2n", "cifar100", data.buffers[0], flags)
-                yield Cell(title, f"{title}, κ = {kappa:g}", (f"λ = {value:g}",), experiment, faa(setting))
+                column = (f"{data.title}, M = {data.buffers[0]}", f"λ = {value:g}")
+                yield Cell(title, f"{title}, κ = {kappa:g}", column, experiment, faa(setting))
 
 
 @plan("fig5", "Gain over BN by buffer selection and memory size", note=GAIN_NOTE)

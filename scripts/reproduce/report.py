@@ -100,7 +100,8 @@ def tex(text: str) -> str:
 
 def latex(table: Table) -> str:
     """The paper's layout: methods down, data sets and memory sizes across, the best of a method in bold."""
-    lines = [r"\begin{table}", r"\centering", rf"\caption{{{tex(table.caption or table.title)}}}"]
+    caption = table.caption if table.comparable and table.caption else table.title  # other data, other caption
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{tex(caption)}}}"]
     lines += [rf"\begin{{tabular}}{{l{'c' * len(table.columns)}}}", r"\toprule", *_latex_head(table.columns)]
     for number, (group, rows) in enumerate(groupby(table.rows, key=lambda row: row[0])):
         rows = list(rows)
@@ -172,7 +173,8 @@ def as_csv(tables: list[Table]) -> str:
             writer.writerow([table.id, group, row, " / ".join(column), *shown])
         for name, texts in table.texts.items():
             for column, text in texts.items():
-                writer.writerow([table.id, "", name, " / ".join(column), text, *[""] * 7])
+                cells = ["", "", "", "", text, "", "", ""] if name.endswith("published") else [text, *[""] * 7]
+                writer.writerow([table.id, "", name, " / ".join(column), *cells])
     return file.getvalue()
 
 

@@ -16,6 +16,8 @@ from scripts.reproduce.selection import Selection
 
 PUBLISHED_SEEDS = 3
 NOTABLE = 2.0  # |z| above which a difference is flagged
+ROUNDING = 6  # digits of a percentage beyond which a difference is floating-point noise
+EXACT_UP_TO = 50  # pairs; above, the normal approximation
 FEWEST_PAIRS = 6  # with fewer, no two-sided signed-rank test can reach p < 0.05
 
 
@@ -90,6 +92,10 @@ class Table:
     smaller_is_better: bool = False
     digits: int = 2
     texts: dict[str, dict[tuple[str, ...], str]] = field(default_factory=dict)  # further rows, already in words
+    records: dict[str, dict] = field(default_factory=dict)  # all that stand behind the table, by run
+
+    def note_records(self, results: Iterable[Result]) -> None:
+        self.records |= {record["run"]: record for result in results for record in result.records}
 
     def is_best(self, result: Result) -> bool:
         """Of its group's rows in its column, if there is something to compare."""
@@ -118,6 +124,7 @@ def tabulate(plan: Plan, selection: Selection) -> Table:
         if cell.column not in table.columns:
             table.columns.append(cell.column)
         table.results[row, cell.column] = evaluate(cell, selection)
+    table.note_records(table.results.values())
     if plan.id == "table6":
         add_running_time(table)
     return table
@@ -126,11 +133,12 @@ def tabulate(plan: Plan, selection: Selection) -> Table:
 def evaluate(cell: Cell, selection: Selection) -> Result:
     ours = _by_seed(cell, selection.final(cell.experiment), selection)
     if cell.over is None:
-        values = [value for value, _ in ours]
+        values, theirs = [value for value, _ in ours], []
     else:
-        pairs = zip(ours, _by_seed(cell, selection.final(cell.over), selection), strict=True)
+        theirs = _by_seed(cell, selection.final(cell.over), selection)
+        pairs = zip(ours, theirs, strict=True)
         values = [None if None in (one, other) else one - other for (one, _), (other, _) in pairs]
-    result = Result(cell, values, records=[record for _, record in ours if record])
+    result = Result(cell, values, records=[record for _, record in [*ours, *theirs] if record])
     if cell.published is not None:
         table, row, column = cell.published
         value, std = published(table).get((row, column), ("", ""))
@@ -160,7 +168,7 @@ def add_running_time(table: Table) -> None:
     table.texts["FLOPs/step, published"] = {
         column: published("table6")["FLOPs/step", column[0]][0] for column in table.columns
     }
-    times = {column: table.results[("", "Time (cuDNN)"), column].mean for column in table.columns}
+    times = {column: table.results[table.rows[0], column].mean for column in table.columns}
     table.texts["Time, ratio to BN, ours"] = {
         column: f"{time / times[base]:.2f}" if time and times[base] else "missing" for column, time in times.items()
     }
@@ -175,14 +183,17 @@ def add_running_time(table: Table) -> None:
 
 
 def wilcoxon(differences: list[float]) -> str:
-    """Two-sided p with the number of pairs, and a word where that number is too small."""
-    if not any(differences):
+    """Two-sided p with the number of pairs, and a word where that number is too small. Equal pairs tell nothing."""
+    told = [round(difference, ROUNDING) for difference in differences]
+    told = [difference for difference in told if difference]
+    if not told:
         return "missing" if not differences else f"all {len(differences)} pairs equal"
     from scipy.stats import wilcoxon as test
 
-    p = test(differences).pvalue
-    few = "; too few pairs to mean anything" if len(differences) < FEWEST_PAIRS else ""
-    return f"{p:.1e} (n = {len(differences)}{few})"
+    p = test(told, method="exact" if len(told) <= EXACT_UP_TO else "approx").pvalue
+    equal = f", {len(differences) - len(told)} more equal" if len(told) < len(differences) else ""
+    few = "; too few pairs to mean anything" if len(told) < FEWEST_PAIRS else ""
+    return f"{p:.1e} (n = {len(told)}{equal}{few})"
 
 
 def significance(table: Table, selection: Selection) -> Table:
@@ -192,6 +203,7 @@ def significance(table: Table, selection: Selection) -> Table:
     for group, cells in groups.items():
         results = {(cell.group, cell.column, cell.metric, cell.experiment.norm): evaluate(cell, selection)
                    for cell in cells}  # fmt: skip
+        table.note_records(results.values())
         for norm in SIGNIFICANCE_BASELINES:
             column = (group, NORMS[norm])
             pairs = list(_paired(results, norm))
@@ -222,8 +234,7 @@ def warnings(tables: list[Table]) -> list[str]:
     """Where the records under a table are not of one kind, or not of today's code."""
     found: dict[str, list[str]] = {}
     for table in tables:
-        records = {record["run"]: record for result in table.results.values() for record in result.records}
-        for text in _oddities(list(records.values())):
+        for text in _oddities(list(table.records.values())):
             found.setdefault(text, []).append(table.id)
     return [f"{text}: {', '.join(ids)}" for text, ids in found.items()]
 

@@ -15,6 +15,7 @@ from scripts.reproduce.plans import Experiment
 from scripts.reproduce.presets import Preset
 from utils.arguments import Config, resolve
 from utils.build import build_spec
+from utils.errors import UsageError
 from utils.files import OwnedLock
 from utils.records import RunFolder, run_name
 from utils.registry import DATASETS, MODELS
@@ -109,7 +110,7 @@ class Runs:
 
     def record(self, run: Run) -> dict | None:
         """The record of a finished run; once read it is kept."""
-        if run.name not in self._records and (record := RunFolder.read(run.folder)) is not None:
+        if run.name not in self._records and (record := readable_record(run.folder)) is not None:
             self._records[run.name] = record
         return self._records.get(run.name)
 
@@ -127,8 +128,18 @@ class Runs:
     def all_records(self) -> Iterator[dict]:
         """Every finished run below the results folder, of whatever preset."""
         for path in sorted(Path(self.results_path).glob("runs/*/record.json")):
-            if (record := RunFolder.read(path.parent)) is not None:
+            if (record := readable_record(path.parent)) is not None:
                 yield record
+
+
+def readable_record(folder: Path) -> dict | None:
+    """The record of a finished run. One that cannot be read is none: the run itself then says what to do about it."""
+    try:
+        record = RunFolder.read(folder)
+    except UsageError:
+        return None
+    whole = record is not None and {"results", "config", "steps", "wall_seconds"} <= record.keys()
+    return record if whole else None
 
 
 def progress_of(run: Run) -> tuple[int, int, float] | None:
@@ -138,8 +149,9 @@ def progress_of(run: Run) -> tuple[int, int, float] | None:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - 4096))
             lines = file.read().splitlines()
-        event = json.loads(lines[-1])
-        return event["task"], event["step"], event["step"] / max(event["seconds"], 1e-9)
+        before, event = (json.loads(line) for line in lines[-2:])
+        speed = (event["step"] - before["step"]) / max(event["seconds"] - before["seconds"], 1e-9)
+        return event["task"], event["step"], max(speed, 0.0)
     except (OSError, ValueError, KeyError, IndexError):
         return None
 

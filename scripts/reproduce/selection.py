@@ -17,7 +17,6 @@ import numpy as np
 from scripts.reproduce.plans import CLASS_IL, Experiment
 from scripts.reproduce.runs import Run, Runs
 
-MODES = ("fixed", "validation", "test")
 HELD_OUT = 0.1
 
 

@@ -11,10 +11,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 PRELOADED = ["main", "utils.build", "utils.execution", "utils.tables", "utils.saved_model"]
+
+MAY_STOP = 60.0  # seconds that a run has for its last checkpoint
 
 
 class Worker:
@@ -29,7 +32,8 @@ class Worker:
 
     def start(self, name: str, command: list[str], log: Path, environment: dict[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
-        process = self.context.Process(target=_child, args=(command, str(log), environment, self._alive), name=name)
+        process = self.context.Process(target=_child, args=(command, str(log), environment, self._alive), name=name,
+                                       daemon=True)  # fmt: skip
         process.start()
         self.processes[name] = process
 
@@ -42,6 +46,15 @@ class Worker:
             process.join()
             ended.append((by_sentinel[sentinel], process.exitcode))
         return ended
+
+    def close(self) -> None:
+        """Leave nobody behind: whoever still runs, because the launcher failed, may save and must go."""
+        self.terminate()
+        patience = time.monotonic() + MAY_STOP
+        while self.processes and time.monotonic() < patience:
+            self.finished(timeout=1.0)
+        for process in self.processes.values():
+            process.kill()
 
     def terminate(self) -> None:
         """Ask all to stop after a checkpoint."""

@@ -59,6 +59,16 @@ def test_what_the_compiler_says_is_passed_on(tmp_path):
 
 
 @NEEDS_COMPILER
+def test_damaged_library_is_compiled_again(tmp_path):
+    assert run_with("cc", tmp_path, "--norm_impl", "compiled").returncode == 0
+    for path in tmp_path.glob("adab2n-bench/*"):
+        path.write_bytes(path.read_bytes()[:1000])
+    done = run_with("cc", tmp_path, "--norm_impl", "compiled", "--seed", "1")
+    assert done.returncode == 0, done.stderr
+    assert all(path.stat().st_size > 1000 for path in tmp_path.glob("adab2n-bench/*"))
+
+
+@NEEDS_COMPILER
 def test_a_second_process_finds_the_compiled_passes(tmp_path):
     assert run_with("cc", tmp_path, "--norm_impl", "compiled").returncode == 0
     libraries = {path: path.stat().st_mtime_ns for path in (tmp_path).glob("adab2n-bench/*")}

@@ -53,18 +53,29 @@ def cluster():
     (base / "key").chmod(0o600)
     (base / "slurm.conf").write_text(CONF.format(base=base))
     os.environ["SLURM_CONF"] = str(base / "slurm.conf")
+    try:
+        start_daemons(base)
+        yield base
+    finally:
+        stop_daemons(base)
+        del os.environ["SLURM_CONF"]
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def start_daemons(base: Path) -> None:
     files = [f"--{name}-file={base}/munged.{name}" for name in ("pid", "log", "seed")]
     subprocess.run(["munged", f"--socket={base}/munge/s", f"--key-file={base}/key", *files], check=True)
     subprocess.run(["slurmctld"], check=True)
     subprocess.run(["slurmd"], check=True)
     wait_for(lambda: "idle" in subprocess.run(["sinfo", "-h"], capture_output=True, text=True, check=False).stdout, 60)
-    yield base
+
+
+def stop_daemons(base: Path) -> None:
     subprocess.run(["scancel", "--user=root"], check=False)
     for name in ("slurmd", "slurmctld", "munged"):
         pid = base / f"{name}.pid"
         if pid.exists():
             os.kill(int(pid.read_text()), signal.SIGTERM)
-    shutil.rmtree(base, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

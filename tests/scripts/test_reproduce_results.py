@@ -32,8 +32,11 @@ def finished_table4(folder, *, without: str = "", **changes) -> tuple[Selection,
     return found, tabulate(PLANS["table4"], found)
 
 
+OFFLINE = "Split Mini-ImageNet, M = 2000"
+
+
 def cell(table: Table, row: str, *column: str) -> Result:
-    return table.results[("", row), column]
+    return table.results[(OFFLINE, row), column]
 
 
 def test_cell_beside_the_published_number(tmp_path):
@@ -101,13 +104,15 @@ def test_our_single_seeds_are_paired(tmp_path):
     found, _ = finished_table4(tmp_path)
     texts = tabulate(PLANS["table10"], found).texts["p from our single seeds"]
     assert texts["Offline", "BN"] == texts["Both", "CN"]
-    assert re.fullmatch(r"\d\.\de-0[45] \(n = 18\)", texts["Offline", "BN"])
+    assert texts["Offline", "BN"] == "7.6e-06 (n = 18)"
     assert texts["Online", "BN"] == "missing"
 
 
 def test_few_pairs_are_called_few():
     assert wilcoxon([1.0, 2.0, 3.0]) == "2.5e-01 (n = 3; too few pairs to mean anything)"
     assert wilcoxon([0.0, 0.0]) == "all 2 pairs equal"
+    assert wilcoxon([0.0] * 5 + [1.0]) == "1.0e+00 (n = 1, 5 more equal; too few pairs to mean anything)"
+    assert wilcoxon([0.3 - 0.1, 0.2, -0.2, 0.1 + 0.1, 0.2, 0.2]) == wilcoxon([0.2, 0.2, -0.2, 0.2, 0.2, 0.2])
     assert wilcoxon([]) == "missing"
 
 
@@ -118,7 +123,7 @@ def test_best_is_bold_and_far_away_is_flagged(tmp_path):
     _, table = finished_table4(tmp_path)
     text = report.markdown(table)
     assert "**31.00 ± 1.00** ⚠ (n = 3; paper 11.05 ± 0.10; Δ +19.95; z +34.4)" in text
-    assert "| BN | 22.00 ± 2.00 ⚠ (n = 3; paper 36.36 ± 2.33; Δ -14.36; z -8.1)" in text
+    assert f"| {OFFLINE}: BN | 22.00 ± 2.00 ⚠ (n = 3; paper 36.36 ± 2.33; Δ -14.36; z -8.1)" in text
     assert "11.00 ± 1.00 (n = 3; paper 10.85 ± 0.54; Δ +0.15; z +0.2)" in text
     page = report.html([table], [], [], [])
     assert page.count('<td class="notable">') == text.count("⚠") > 0
@@ -181,14 +186,15 @@ def test_other_presets_show_no_difference_to_the_paper(tmp_path):
 
 
 def test_records_of_another_kind_are_warned_of(tmp_path):
-    _, table = finished_table4(tmp_path)
-    assert warnings([table]) == []
+    found, table = finished_table4(tmp_path)
+    assert warnings([table]) == warnings([tabulate(PLANS["table10"], found)]) == []
     changes = {
         "environment": {"commit": "f" * 40, "device_type": "cpu"},
         "identity": {"numerics_version": 0},
         "thread_counts": [1, 2],
     }
-    _, table = finished_table4(tmp_path / "other", **changes)
+    found, table = finished_table4(tmp_path / "other", **changes)
+    assert len(warnings([tabulate(PLANS["table10"], found)])) == 3
     commit, version, threads = warnings([table])
     assert re.fullmatch(r"records of commit f{12}, while the code is at [0-9a-f]{12}(\+changes)?: table4", commit)
     assert version == "records of numerics version 0, while the code is at 1: table4"

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts.reproduce.launchers.local import LocalEngine
+from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
 from scripts.reproduce.plans import PLANS
 from scripts.reproduce.presets import SMOKE
 from scripts.reproduce.runs import DONE, FAILED, Run, Runs
 from scripts.reproduce.selection import Selection, needed
 from scripts.reproduce.sweep import sweep
+from tests.scripts.records import finish
+from utils.errors import UsageError
 from utils.files import OwnedLock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -234,6 +237,11 @@ def test_interrupted_sweep_stops_its_runs_after_a_checkpoint(tmp_path):
     [
         (["run", "tabel2"], "unknown table or figure 'tabel2'; did you mean table2 or"),
         (["run", "table7"], "table7 is not yet available: it needs the share of the current task as a knob"),
+        (["run", "all", "--seeds", "0,00"], "--seeds must be different whole numbers such as 0,1,2; got '0,00'"),
+        (["run", "all", "--kappa", "5"], "argument --kappa: must be a number from 0 to 1, got '5'"),
+        (["run", "all", "--detach"], "--detach is for --launcher slurm, not local"),
+        (["run", "all", "--launcher", "slurm", "--sbatch_args", '"'], "--sbatch_args '\"': No closing quotation"),
+        (["report", "--output", "/dev/null/x"], "cannot write to /dev/null/x: Not a directory; set --output"),
         (["run", "all", "--seeds", "0,x"], "--seeds must be different whole numbers such as 0,1,2; got '0,x'"),
         (["run", "all", "--preset", "cpu"], "--preset cpu needs --base_path, a folder of images"),
         (["run", "all", "--select", "test", "--kappa", "1"], "--kappa and --lambd are for --select fixed"),
@@ -260,9 +268,53 @@ def test_dry_run_prints_the_commands(tmp_path):
     process = reproduce("run", "table6", "--preset", "smoke", "--dry-run", folder=tmp_path)
     out, err = process.communicate()
     runs, _ = needed([PLANS["table6"]], Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,)))
-    assert sorted(out.splitlines()) == sorted("python main.py " + " ".join(run.command()) for run in runs.values())
+    commands = [shlex.split(line) for line in out.splitlines()]
+    assert sorted(commands) == sorted(["python", "main.py", *run.command()] for run in runs.values())
     assert "4 runs, 0 of them finished, 4 to run" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_unreadable_record_disturbs_nobody(tmp_path):
+    """Neither the runs of others nor its own, which is run again."""
+    runs, [run, other, *_] = tiny_runs(tmp_path)
+    for folder, text in ((run.folder, '{"status": "fini'), (tmp_path / "runs" / "foreign", '{"status": "finished"}')):
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(text)
+    assert runs.state(run) == FAILED
+    assert list(runs.all_records()) == []
+    outcome = sweep([run, other], runs, LocalEngine(2, [], 1), retries=0, display=Told())
+    assert outcome.failed == {run.name: "exit code 2"}
+    assert outcome.done == [other.name]
+    assert "delete it, or --rerun" in run.log.read_text()
+
+
+def test_launcher_that_fails_leaves_nobody_behind(tmp_path):
+    _, [run, *_] = tiny_runs(tmp_path, n_epochs=5000)
+    engine = LocalEngine(1, [], 1)
+    engine.start(run)
+    wait_for(lambda: (run.folder / "metrics.jsonl").exists())
+    engine.close()
+    assert engine.worker.processes == {}
+    assert not OwnedLock.is_held(run.folder)
+    assert any(run.folder.glob("checkpoint-*.pt"))
+
+
+def test_masked_gpus_keep_their_own_numbers(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert visible_gpus(None) == ["5", "7"]
+    assert visible_gpus("1") == ["7"]
+    assert visible_gpus("none") == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert visible_gpus(None) == ["0", "1"]
+
+
+def test_gpus_are_shared_and_threads_divided():
+    engine = LocalEngine(None, ["0", "3"], 2)
+    assert (engine.slots, engine.free) == (4, ["0", "3", "0", "3"])
+    assert LocalEngine(2, [], 1).threads == max(1, len(os.sched_getaffinity(0)) // 2)
+    with pytest.raises(UsageError, match="--workers 8: the GPUs have room for 4"):
+        LocalEngine(8, ["0", "3"], 2)
 
 
 def test_done_is_the_only_state_that_counts(tmp_path):
@@ -273,5 +325,5 @@ def test_done_is_the_only_state_that_counts(tmp_path):
     assert runs.state(run) == "stopped"
     (run.folder / "record.json").write_text('{"status": "failed"}')
     assert runs.state(run) == FAILED
-    (run.folder / "record.json").write_text('{"status": "finished"}')
+    finish(run, 50.0)
     assert runs.state(run) == DONE

@@ -14,12 +14,12 @@ def visible_gpus(asked: str | None) -> list[str]:
     import torch
 
     there = [str(index) for index in range(torch.cuda.device_count())]
-    if asked is None:
-        return there
-    wanted = [] if asked == "none" else asked.split(",")
+    wanted = there if asked is None else [] if asked == "none" else asked.split(",")
     if unknown := [gpu for gpu in wanted if gpu not in there]:
         raise UsageError(f"--gpus {asked}: this machine has no GPU {', '.join(unknown)}; it has {len(there)}")
-    return wanted
+    # Where the user or a scheduler has masked some, numbers count within the mask, which a run's own mask replaces.
+    mask = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    return [mask[int(gpu)] for gpu in wanted] if mask else wanted
 
 
 def cores() -> int:
@@ -31,7 +31,9 @@ class LocalEngine:
 
     def __init__(self, workers: int | None, gpus: list[str], jobs_per_gpu: int, threads: int | None = None):
         self.places = [gpu for _ in range(jobs_per_gpu) for gpu in gpus] or [""] * (workers or cores())
-        self.slots = min(workers or len(self.places), len(self.places))
+        if workers and workers > len(self.places):
+            raise UsageError(f"--workers {workers}: the GPUs have room for {len(self.places)}; raise --jobs_per_gpu")
+        self.slots = workers or len(self.places)
         self.threads = threads or max(1, cores() // self.slots)
         self.worker = Worker()
         self.free = self.places[: self.slots]
@@ -39,8 +41,7 @@ class LocalEngine:
 
     def start(self, run: Run) -> None:
         self.taken[run.name] = gpu = self.free.pop(0)
-        threads = [] if "num_threads" in run.known_options else ["--num_threads", str(self.threads)]
-        command = [*run.command(), *threads, "--non_verbose"]
+        command = [*run.command(), "--num_threads", str(self.threads), "--non_verbose"]
         self.worker.start(run.name, command, run.log, {"CUDA_VISIBLE_DEVICES": gpu})
 
     def finished(self, timeout: float) -> list[tuple[str, int | None]]:
@@ -53,4 +54,4 @@ class LocalEngine:
         self.worker.terminate()
 
     def close(self) -> None:
-        pass
+        self.worker.close()

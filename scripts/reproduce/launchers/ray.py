@@ -71,7 +71,8 @@ class RayEngine:
         resources = ray.cluster_resources()
         on_gpu = resources.get("GPU", 0) > 0 and gpus
         whole = int(resources["GPU"]) * jobs_per_gpu if on_gpu else int(resources.get("CPU", 1))
-        self.threads = max(1, int(resources.get("CPU", 1)) // (workers or whole))
+        largest = max(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"])
+        self.threads = max(1, min(int(resources.get("CPU", 1)) // (workers or whole), int(largest)))
         self.slots = workers or (whole if on_gpu else max(1, whole // self.threads))
         share = {"num_gpus": 1 / jobs_per_gpu, "num_cpus": 0} if on_gpu else {"num_cpus": self.threads}
         self.attempt = ray.remote(attempt).options(max_retries=0, **share)

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from scripts.reproduce.runs import DONE, RUNNING, Run, Runs
+from scripts.reproduce.runs import DONE, FAILED, RUNNING, Run, Runs
 from scripts.reproduce.sweep import Outcome, Stop, tail
 from utils.errors import UsageError
 from utils.files import write_json
@@ -65,9 +65,12 @@ def read_manifest(path: Path) -> tuple[list[Run], int]:
         manifest = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the manifest {path}: {error}") from None
-    rows = manifest["runs"]
-    runs = [Run(row["name"], tuple(row["options"].items()), Path(row["folder"]), row["steps"]) for row in rows]
-    return runs, manifest["retries"]
+    try:
+        rows, retries = manifest["runs"], int(manifest["retries"])
+        runs = [Run(row["name"], tuple(row["options"].items()), Path(row["folder"]), row["steps"]) for row in rows]
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise UsageError(f"{path} is no manifest of this program") from None
+    return runs, retries
 
 
 def threads_of_task() -> int:
@@ -78,6 +81,10 @@ def submit(
     wanted: list[Run], folder: Path, *, retries: int, at_once: int | None, gpus: bool, sbatch_args: str
 ) -> tuple[str, Path]:
     """The id of the array job, and its manifest."""
+    try:
+        more = shlex.split(sbatch_args)
+    except ValueError as error:
+        raise UsageError(f"--sbatch_args {sbatch_args!r}: {error}") from None
     manifest = write_manifest(folder, wanted, retries)
     script = manifest.with_suffix(".sh")
     script.write_text(
@@ -90,7 +97,7 @@ def submit(
     limit = f"%{at_once}" if at_once else ""
     words = [
         "sbatch", "--parsable", f"--array=0-{len(wanted) - 1}{limit}", "--cpus-per-task=1",
-        f"--output={folder.resolve()}/slurm-%A_%a.log", *(["--gpus=1"] if gpus else []), *shlex.split(sbatch_args),
+        f"--output={folder.resolve()}/slurm-%A_%a.log", *(["--gpus=1"] if gpus else []), *more,
         str(script),
     ]  # fmt: skip
     try:
@@ -98,7 +105,8 @@ def submit(
     except FileNotFoundError:
         raise UsageError("--launcher slurm needs sbatch, which this machine does not have") from None
     if done.returncode:
-        raise UsageError(f"sbatch refused: {done.stderr.strip().splitlines()[-1]}; see --sbatch_args")
+        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        raise UsageError(f"sbatch refused: {reason}; see --sbatch_args")
     return done.stdout.strip().split(";")[0], manifest
 
 
@@ -132,11 +140,12 @@ def follow(job: str, manifest: Path, wanted: list[Run], runs: Runs, display) -> 
     with Stop() as stop:
         while left:
             queued = in_queue(job)  # before looking at the runs: what ended in between is then seen as done
-            for run in list(left.values()):
-                if runs.state(run) == DONE:
-                    outcome.done.append(run.name)
-                    display.done(left.pop(run.name), runs.record(run))
-            display.update(len(outcome.done), [run for run in left.values() if runs.state(run) == RUNNING], {})
+            states = {name: runs.state(run) for name, run in left.items()}
+            for name in [name for name, state in states.items() if state == DONE]:
+                outcome.done.append(name)
+                display.done(left[name], runs.record(left.pop(name)))
+            running, failed = ([left[name] for name in left if states[name] == state] for state in (RUNNING, FAILED))
+            display.update(len(outcome.done), running, failed)
             if stop.number:
                 outcome.stopped_by = stop.number
                 cancel(job, manifest)

@@ -152,7 +152,9 @@ def follow(job: str, manifest: Path, wanted: list[Run], runs: Runs, display) -> 
                 return outcome
             if not queued:
                 break
-            time.sleep(POLL)
+            again = time.monotonic() + POLL
+            while not stop.number and time.monotonic() < again:
+                time.sleep(0.2)
     for run in left.values():
         outcome.failed[run.name] = "left the queue unfinished"
         display.failed(run, outcome.failed[run.name], tail(run))

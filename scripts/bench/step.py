@@ -142,10 +142,11 @@ def own_cost(arguments) -> dict:
         parts = interleaved(parts_of_a_step(training), max(100, arguments.repetitions))
     ms = {name: float(np.median(times)) * 1e3 / SMALL_STEPS for name, times in seconds.items()}
     against = ratio(seconds["loop"], seconds["PIL and loops"])
-    own = ratio(*(np.subtract(seconds[name], seconds["bare"]) for name in ("loop", "PIL and loops")))
+    own = ratio(seconds["loop"] - seconds["bare"], seconds["PIL and loops"])
     rows = [["ER-ACE step with a network of one layer", "ms"], *([name, f"{value:.3f}"] for name, value in ms.items())]
     rows.append(["own cost: loop without the bare network", f"{ms['loop'] - ms['bare']:.3f}"])
-    for title, found in {"whole step against PIL and loops": against, "own cost against theirs": own}.items():
+    compared = {"whole step against PIL and loops": against, "own cost against PIL and loops": own}
+    for title, found in compared.items():
         rows.append([title, f"{found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"])
     parts_ms = own_parts(parts, training.config.log_every)
     parts_ms["bookkeeping, all that is left"] = ms["loop"] - ms["bare"] - sum(parts_ms.values())

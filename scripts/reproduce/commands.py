@@ -228,11 +228,15 @@ def announce(found: dict, wanted: list[Run], waiting: int, runs: Runs) -> None:
     time = duration(sum(known)) + (" and more" if len(known) < len(seconds) else "") if known else "unknown"
     memory, checkpoints = heaviest(wanted, runs)
     print(
-        f"time of one worker by measured speed: {time}; memory: up to {memory / 1e9:.2f} GB for each run at a time; "
-        f"disk: about {len(found) * RECORD / 1e9:.2f} GB of records, up to {checkpoints / 1e9:.2f} GB of checkpoints "
-        "for each run at a time",
+        f"time of one worker by measured speed: {time}; memory: up to {size(memory)} for each run at a time; "
+        f"disk: about {size(len(found) * RECORD)} of records, up to {size(checkpoints)} of checkpoints for each run at "
+        "a time",
         file=sys.stderr,
     )
+
+
+def size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 RECORD = 50e3  # bytes of a record, its log and its curve

@@ -358,18 +358,21 @@ def write_report(arguments) -> int:
 
 def chosen_values(tables: list[Table]) -> list[str]:
     """With which kappa and lambda the runs of AdaB2N were done, outside the grid of Figure 3."""
-    where: dict[tuple, set[str]] = {}
-    for table in tables:
-        for record in table.records.values() if table.id != "fig3" else ():
-            config = record["config"]
-            if config["norm"] == "adab2n":
-                memory = f" M = {config['buffer_size']}" if config.get("buffer_size") else ""
-                place = f"{config['model']} on {config['dataset']} in {config.get('n_tasks')} tasks{memory}"
-                where.setdefault((config["kappa"], config["lambd"]), set()).add(place)
-    if len(where) == 1:
-        [(kappa, lambd)] = where
-        return [f"All runs of AdaB²N have κ = {kappa:g} and λ = {lambd:g}."]
-    return [f"κ = {kappa:g}, λ = {lambd:g}: {'; '.join(sorted(places))}." for (kappa, lambd), places in where.items()]
+    records = {name: record for table in tables if table.id != "fig3" for name, record in table.records.items()}
+    configs = [record["config"] for record in records.values() if record["config"]["norm"] == "adab2n"]
+    by_data: dict[str, dict[str, set[str]]] = {}
+    for config in configs:
+        place = f"{config['model']} with M = {config.get('buffer_size', 0)} in {config.get('n_tasks')} tasks"
+        values = f"κ = {config['kappa']:g}, λ = {config['lambd']:g}"
+        by_data.setdefault(config["dataset"], {}).setdefault(values, set()).add(place)
+    lines = []
+    for data, by_values in by_data.items():
+        if len(by_values) == 1:
+            lines.append(f"{next(iter(by_values))} throughout")
+        else:
+            lines.append("; ".join(f"{values} for {', '.join(sorted(places))}" for values, places in by_values.items()))
+        lines[-1] = f"AdaB²N on {data}: {lines[-1]}."
+    return lines
 
 
 COMMANDS = {

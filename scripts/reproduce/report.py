@@ -34,7 +34,7 @@ def comparison(result: Result, table: Table) -> list[str]:
     words = [f"paper {with_std(result.paper, result.paper_std, table.digits)}"]
     if table.comparable and result.difference is not None:
         words.append(f"Δ {result.difference:+.{table.digits}f}")
-        words.append("z –" if result.z is None else f"z {result.z:+.1f}")
+        words.append("z –" if result.z is None else f"z {round(result.z, 1) + 0.0:+.1f}")  # never -0.0
     return words
 
 

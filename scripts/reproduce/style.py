@@ -6,7 +6,7 @@ CSS = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --faint: #a3adba; --line: #39424e; --head: #1f262f;
   --page: #151a21; --flag: #ff8a7a; --flagged: #3a1f1c; --gap: #e0bd4f; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.2rem; max-width: 76rem; color: var(--ink); background: var(--page);
+body { margin: 0 auto; padding: 1.2rem; max-width: 90rem; color: var(--ink); background: var(--page);
   font: 16px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; line-height: 1.2; margin: .2rem 0 1rem; }
 h2 { font-size: 1.15rem; margin: 2rem 0 .3rem; }

@@ -14,7 +14,8 @@ from ray.cluster_utils import Cluster
 from scripts.reproduce.launchers.local import LocalEngine
 from scripts.reproduce.launchers.ray import RayEngine
 from scripts.reproduce.sweep import sweep
-from tests.cluster.sweeps import Told, long_runs, owner_of, results_of, under_way, wait_for
+from tests.cluster.sweeps import long_runs, owner_of, under_way
+from tests.scripts.sweeps import Told, results_of, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = 80 * 2**20

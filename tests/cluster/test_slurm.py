@@ -15,7 +15,8 @@ import pytest
 from scripts.reproduce.launchers import slurm
 from scripts.reproduce.launchers.local import LocalEngine
 from scripts.reproduce.sweep import sweep
-from tests.cluster.sweeps import Told, long_runs, owner_of, results_of, under_way, wait_for
+from tests.cluster.sweeps import long_runs, owner_of, under_way
+from tests.scripts.sweeps import Told, results_of, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = """ClusterName=t

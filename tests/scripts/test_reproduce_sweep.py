@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from io import StringIO
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from scripts.reproduce.runs import DONE, FAILED, Run, Runs
 from scripts.reproduce.selection import Selection, needed
 from scripts.reproduce.sweep import sweep
 from tests.scripts.records import finish
+from tests.scripts.sweeps import Told, results_of, wait_for
 from utils.errors import UsageError
 from utils.files import OwnedLock
 
@@ -28,40 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = {"norm": "bn", "dataset": "seq-digits", "backbone": "mlp", "hidden": 8, "batch_size": 64}
 
 
-class Told:
-    """A display that remembers what it was told."""
-
-    def __init__(self):
-        self.lines = []
-
-    def say(self, text):
-        self.lines.append(text)
-
-    def done(self, run, record):
-        self.lines.append(f"done {run.name}")
-
-    def failed(self, run, reason, tail):
-        self.lines.append(f"failed {run.name} {reason}\n{tail}")
-
-    def update(self, done, running, failed):
-        pass
-
-
 def tiny_runs(folder, **more) -> tuple[Runs, list[Run]]:
     runs = Runs(SMOKE, str(folder))
     options = TINY | {"results_path": str(folder)} | more
     return runs, [runs._run({"model": model, **options, "seed": seed}) for model in ("sgd", "er") for seed in (0, 1)]
-
-
-def results_of(run: Run) -> dict:
-    return json.loads((run.folder / "record.json").read_text())["results"]
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.05)
 
 
 def test_all_runs_are_run_once(tmp_path):

@@ -77,11 +77,15 @@ def test_run_that_another_process_has_is_waited_for(tmp_path):
     runs, [run, *_] = tiny_runs(tmp_path)
     run.folder.mkdir(parents=True)
     lock = OwnedLock(run.folder)
-    threading.Timer(4.0, lock.release).start()
-    told = Told()
-    outcome = sweep([run], runs, LocalEngine(1, [], 1), retries=0, display=told)
+    waited = threading.Thread(target=lambda: (wait_for(lambda: run_was_refused(run)), lock.release()))
+    waited.start()
+    outcome = sweep([run], runs, LocalEngine(1, [], 1), retries=0, display=Told())
+    waited.join()
     assert (outcome.done, outcome.failed) == ([run.name], {})
-    assert "is being run by process" in run.log.read_text()
+
+
+def run_was_refused(run: Run) -> bool:
+    return run.log.exists() and "is being run by process" in run.log.read_text()
 
 
 def test_killed_run_goes_on_from_its_checkpoint(tmp_path):

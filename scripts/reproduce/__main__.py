@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--retries", type=counted, default=2, help="further attempts of a run that fails (default 2)")
     run.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
     run.add_argument("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
-    run.add_argument("--sbatch_args", default="", help='for Slurm, such as "--partition=gpu --time=4:00:00"')
+    run.add_argument("--sbatch_args", default="", help='for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"')
     run.add_argument("--detach", action="store_true", help="submit to Slurm and return")
     work = commands.add_parser("work", help="one run of a Slurm manifest (called by the array job)")
     work.add_argument("manifest", type=Path)

@@ -33,23 +33,31 @@ REMEMBERED = ("preset", "select", "seeds", "kappa", "lambd", "also", "base_path"
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def recalled(arguments) -> None:
-    """Fill what was not given from the last `run` in this results folder."""
-    try:
-        last = json.loads((Path(arguments.results_path) / LAST).read_text())
-    except (OSError, ValueError):
-        last = None
-    if not isinstance(last, dict) or arguments.preset not in (None, last.get("preset")):
+def settled(arguments) -> None:
+    """What was not given: `run` takes the defaults, the other commands what the last `run` here was about."""
+    last = {} if arguments.command == "run" else last_run(Path(arguments.results_path) / LAST)
+    if arguments.preset not in (None, last.get("preset")):
         last = {}  # settings of one preset say nothing about another
     if arguments.select not in (None, "fixed"):
         last = last | {"kappa": None, "lambd": None}
     taken = {name: last.get(name) for name in REMEMBERED if getattr(arguments, name) is None}
     for name, value in taken.items():
         setattr(arguments, name, value)
-    if shown := [f"--{name} {value}" for name, value in taken.items() if value is not None]:
-        print(f"as in the last run: {' '.join(shown)}", file=sys.stderr)
+    if shown := [f"--{name} {value}" for name, value in taken.items() if value and value != "fixed"]:
+        print(f"as in the last run ({arguments.results_path}/{LAST}): {' '.join(shown)}", file=sys.stderr)
     arguments.preset = arguments.preset or "paper"
     arguments.select = arguments.select or "fixed"
+
+
+def last_run(path: Path) -> dict:
+    try:
+        last = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(last, dict):
+        return {}
+    norms = [norm for norm in str(last.get("also") or "").split(",") if norm in REGISTERED_NORMS.names()]
+    return last | {"also": ",".join(norms) or None}  # a norm may have gone since
 
 
 def remember(arguments) -> None:
@@ -92,7 +100,7 @@ def selection_of(arguments) -> Selection:
 
 
 def set_up(arguments) -> tuple[list[Plan], list[Unavailable], Selection]:
-    recalled(arguments)
+    settled(arguments)
     plans = chosen_plans(arguments.ids)
     return (
         [plan for plan in plans if isinstance(plan, Plan)],
@@ -168,8 +176,6 @@ def run_missing(arguments) -> int:
         raise UsageError(f"{unavailable[0].id} is not yet available: it needs {unavailable[0].needs}")
     refuse_flags_of_other_launchers(arguments)
     outcome = Outcome()
-    if not arguments.dry_run:
-        remember(arguments)
     while True:
         found, waiting = needed(plans, selection)
         wanted = to_run(found, selection.runs, outcome, arguments.launcher)
@@ -179,7 +185,9 @@ def run_missing(arguments) -> int:
                 print(shlex.join(["python", "main.py", *run.command()]))
             return 0
         if not wanted:
+            print("nothing to do; `python -m scripts.reproduce report` writes the tables", file=sys.stderr)
             break
+        remember(arguments)
         latest = launch(wanted, len(found), arguments, selection.runs)
         outcome.done += latest.done
         outcome.failed |= latest.failed
@@ -208,6 +216,8 @@ def refuse_flags_of_other_launchers(arguments) -> None:
     for name, launchers in OWN_FLAGS.items():
         if getattr(arguments, name) and arguments.launcher not in launchers:
             raise UsageError(f"--{name} is for --launcher {launchers[0]}, not {arguments.launcher}")
+    if arguments.launcher == "local":
+        visible_gpus(arguments.gpus)
     if arguments.launcher == "slurm" and arguments.jobs_per_gpu > 1:
         raise UsageError("--jobs_per_gpu is for --launcher local or ray; Slurm gives every run a GPU")
     if arguments.launcher != "local" and arguments.gpus not in (None, "none", "1"):

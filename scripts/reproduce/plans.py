@@ -202,7 +202,8 @@ def fig3(preset):
                 flags = (("kappa", kappa), ("lambd", value))
                 experiment = Experiment("derpp", "adab2n", "cifar100", data.buffers[0], flags)
                 column = (f"{data.title}, M = {data.buffers[0]}", f"λ = {value:g}")
-                yield Cell(title, f"{title}, κ = {kappa:g}", column, experiment, faa(setting))
+                row = f"{title}, κ = {kappa:g}"
+                yield Cell(row, row, column, experiment, faa(setting))
 
 
 @plan("fig5", "Gain over BN by buffer selection and memory size", note=GAIN_NOTE)

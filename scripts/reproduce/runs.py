@@ -49,6 +49,11 @@ class Run:
     def log(self) -> Path:
         return self.folder / "output.log"
 
+    @property
+    def failure(self) -> Path:
+        """Why a sweep gave up on it; gone when it is tried again."""
+        return self.folder / "failure.txt"
+
     @cached_property
     def known_options(self) -> dict[str, Any]:
         return dict(self.options)
@@ -121,7 +126,7 @@ class Runs:
             return MISSING
         if OwnedLock.is_held(run.folder):
             return RUNNING
-        if (run.folder / "record.json").exists():
+        if (run.folder / "record.json").exists() or run.failure.exists():
             return FAILED
         return STOPPED if any(run.folder.glob("checkpoint-*.pt")) else MISSING
 

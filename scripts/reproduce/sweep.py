@@ -83,6 +83,7 @@ def sweep(wanted: list[Run], runs: Runs, engine: Engine, *, retries: int, displa
                     outcome.done.append(run.name)
                     continue
                 running[run.name] = run
+                run.failure.unlink(missing_ok=True)
                 engine.start(run)
             if not running and not stop.number:
                 time.sleep(0.2)
@@ -118,6 +119,7 @@ def _retry_or_fail(run: Run, code, attempt: int, retries: int, waiting: deque, o
         waiting.append((0.0, run))
         return
     outcome.failed[run.name] = reason
+    run.failure.write_text(f"{reason}\n")
     display.failed(run, reason, tail(run))
 
 

@@ -71,6 +71,7 @@ def test_bad_usage_is_not_tried_again(tmp_path):
     outcome = sweep([run], runs, LocalEngine(1, [], 1), retries=3, display=told)
     assert outcome.failed == {run.name: "exit code 2"}
     assert len(told.lines) == 1
+    assert runs.state(run) == FAILED
 
 
 def test_run_that_another_process_has_is_waited_for(tmp_path):
@@ -236,6 +237,18 @@ def test_bad_input_gets_one_line(words, message, tmp_path):
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"error: {message}")
     assert "Traceback" not in done.stderr
+
+
+def test_only_what_shows_results_recalls_the_last_run(tmp_path):
+    """And what it recalls must still exist."""
+    last = {"preset": "smoke", "select": "fixed", "seeds": "5", "also": "gone,bnt"}
+    (tmp_path / "reproduce.json").write_text(json.dumps(last))
+    out, err = reproduce("list", "table8", folder=tmp_path).communicate()
+    assert out.startswith("preset smoke")
+    assert "seeds 5;" in out
+    assert err == f"as in the last run ({tmp_path}/reproduce.json): --preset smoke --seeds 5 --also bnt\n"
+    out, _ = reproduce("run", "table8", "--dry-run", folder=tmp_path).communicate()
+    assert len(out.splitlines()) == 36
 
 
 def test_dry_run_prints_the_commands(tmp_path):

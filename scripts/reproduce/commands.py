@@ -179,7 +179,8 @@ def run_missing(arguments) -> int:
     while True:
         found, waiting = needed(plans, selection)
         wanted = to_run(found, selection.runs, outcome, arguments.launcher)
-        announce(found, wanted, waiting, selection.runs)
+        expected = expected_seconds(wanted, selection.runs)
+        announce(found, wanted, waiting, selection.runs, expected)
         if arguments.dry_run:
             for run in wanted:
                 print(shlex.join(["python", "main.py", *run.command()]))
@@ -188,7 +189,7 @@ def run_missing(arguments) -> int:
             print("nothing to do; `python -m scripts.reproduce report` writes the tables", file=sys.stderr)
             break
         remember(arguments)
-        latest = launch(wanted, len(found), arguments, selection.runs)
+        latest = launch(wanted, len(found), arguments, selection.runs, expected)
         outcome.done += latest.done
         outcome.failed |= latest.failed
         outcome.stopped_by = latest.stopped_by
@@ -226,16 +227,20 @@ def refuse_flags_of_other_launchers(arguments) -> None:
         )
 
 
-def announce(found: dict, wanted: list[Run], waiting: int, runs: Runs) -> None:
+def expected_seconds(wanted: list[Run], runs: Runs) -> dict[str, float | None]:
+    """By run; None where nothing comparable has been measured."""
     speed = Speed(runs.all_records())
+    return {run.name: speed.seconds(run, runs.config(run)) for run in wanted}
+
+
+def announce(found: dict, wanted: list[Run], waiting: int, runs: Runs, expected: dict) -> None:
     later = f", and {waiting} experiments wait for their kappa and lambda" if waiting else ""
     finished = sum(runs.record(run) is not None for run in found.values())
     print(f"{len(found)} runs, {finished} of them finished, {len(wanted)} to run{later}", file=sys.stderr)
     if not wanted:
         return
-    seconds = [speed.seconds(run, runs.config(run)) for run in wanted]
-    known = [value for value in seconds if value is not None]
-    time = duration(sum(known)) + (" and more" if len(known) < len(seconds) else "") if known else "unknown"
+    known = [value for value in expected.values() if value is not None]
+    time = duration(sum(known)) + (" and more" if len(known) < len(expected) else "") if known else "unknown"
     memory, checkpoints = heaviest(wanted, runs)
     print(
         f"time of one worker by measured speed: {time}; memory: up to {size(memory)} for each run at a time; "
@@ -261,9 +266,7 @@ def heaviest(wanted: list[Run], runs: Runs) -> tuple[float, float]:
     return max(sum(memory.values()) for memory in memories), max(checkpoints)
 
 
-def launch(wanted: list[Run], total: int, arguments, runs: Runs) -> Outcome:
-    speed = Speed(runs.all_records())
-    expected = {run.name: speed.seconds(run, runs.config(run)) for run in wanted}
+def launch(wanted: list[Run], total: int, arguments, runs: Runs, expected: dict) -> Outcome:
     # Long runs first: the last ones to finish are then short.
     wanted = sorted(wanted, key=lambda run: -(expected[run.name] or run.steps))
     if arguments.launcher == "slurm":

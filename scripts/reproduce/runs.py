@@ -38,11 +38,10 @@ class Run:
         return [word for name, value in self.options for word in (f"--{name}", str(value))]
 
     def anywhere(self) -> Run:
-        """The same run with paths that hold in every working directory."""
-        paths = {
-            name: str(Path(self.known_options[name]).resolve()) for name in ("base_path",) if name in self.known_options
-        }
-        options = self.known_options | paths | {"results_path": str(self.folder.resolve().parents[1])}
+        """The same run with paths, given or default, that hold in every working directory."""
+        values = resolve(self.known_options).values()
+        paths = {name: str(Path(values[name]).resolve()) for name in ("base_path", "results_path") if name in values}
+        options = self.known_options | paths
         return replace(self, options=tuple(options.items()), folder=self.folder.resolve())
 
     @property
@@ -73,7 +72,7 @@ class Runs:
 
     def of(self, experiment: Experiment, seed: int, **more: Any) -> Run:
         """The run of an experiment with a seed; `more` are further flags."""
-        return self._run(self.options(experiment, seed, **more))
+        return self.run_with(self.options(experiment, seed, **more))
 
     def options(self, experiment: Experiment, seed: int, **more: Any) -> dict[str, Any]:
         """The flags of a run, as main.py takes them."""
@@ -90,7 +89,7 @@ class Runs:
             options["results_path"] = self.results_path
         return options
 
-    def _run(self, options: dict[str, Any]) -> Run:
+    def run_with(self, options: dict[str, Any]) -> Run:
         config = resolve(options)
         spec = self._spec(config)
         folder = Path(config.results_path) / "runs" / run_name(config, spec)

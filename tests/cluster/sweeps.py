@@ -13,7 +13,7 @@ def long_runs(folder: Path, count: int, **more) -> tuple[Runs, list[Run]]:
     """Runs of a few seconds that save a checkpoint every few steps."""
     runs = Runs(SMOKE, str(folder))
     options = LONG | {"checkpoint_every": "3", "results_path": str(folder)} | more
-    return runs, [runs._run({"model": "er", **options, "seed": seed}) for seed in range(count)]
+    return runs, [runs.run_with({"model": "er", **options, "seed": seed}) for seed in range(count)]
 
 
 def owner_of(run: Run) -> int | None:

@@ -80,7 +80,7 @@ def test_shell_sweep_has_the_runs_of_the_plan(plan):
     for line in listed:
         program, *words = shlex.split(line)
         assert program == "main.py"
-        found.add(runs._run(parse(words)).name)
+        found.add(runs.run_with(parse(words)).name)
     assert found == set(needed([plan], selection())[0])
 
 
@@ -91,7 +91,7 @@ def test_command_of_a_run_is_what_main_takes():
         "--base_path data --results_path elsewhere"
     )
     assert " ".join(run.command()) == expected
-    assert Runs(PAPER)._run(parse(run.command())).name == run.name
+    assert Runs(PAPER).run_with(parse(run.command())).name == run.name
     assert run.folder == Path("elsewhere/runs") / run.name
     assert run.steps == 5000
 
@@ -104,6 +104,17 @@ def test_further_norms_are_rows_of_every_table_of_accuracies():
     for id in ("table2", "table3", "table4", "table8", "table11"):
         rows = [cell.row for cell in PLANS[id].cells(preset)]
         assert {row.split()[-1] for row in rows} >= {"Ours", "bnt"}, id
+
+
+def test_run_for_another_machine_has_whole_paths(tmp_path, monkeypatch):
+    """The data folder too, where it is the default: a worker stands elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    run = Runs(PAPER).of(Experiment("sgd", "bn", "cifar10"), 0)
+    moved = run.anywhere()
+    assert "base_path" not in run.known_options
+    assert moved.known_options["base_path"] == str(tmp_path / "data")
+    assert moved.known_options["results_path"] == str(tmp_path / "results")
+    assert (moved.name, moved.folder) == (run.name, tmp_path / run.folder)
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))

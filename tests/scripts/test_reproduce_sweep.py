@@ -31,7 +31,9 @@ TINY = {"norm": "bn", "dataset": "seq-digits", "backbone": "mlp", "hidden": 8, "
 def tiny_runs(folder, **more) -> tuple[Runs, list[Run]]:
     runs = Runs(SMOKE, str(folder))
     options = TINY | {"results_path": str(folder)} | more
-    return runs, [runs._run({"model": model, **options, "seed": seed}) for model in ("sgd", "er") for seed in (0, 1)]
+    return runs, [
+        runs.run_with({"model": model, **options, "seed": seed}) for model in ("sgd", "er") for seed in (0, 1)
+    ]
 
 
 def test_all_runs_are_run_once(tmp_path):
@@ -51,7 +53,7 @@ def test_all_runs_are_run_once(tmp_path):
 def test_failed_run_is_tried_again_and_reported_while_the_others_go_on(tmp_path):
     runs, wanted = tiny_runs(tmp_path)
     options = {"model": "sgd", **TINY, "lr": 1e30, "results_path": str(tmp_path)}
-    diverging = runs._run(options)
+    diverging = runs.run_with(options)
     told = Told()
     outcome = sweep([diverging, *wanted], runs, LocalEngine(2, [], 1), retries=1, display=told)
     assert (len(outcome.done), outcome.exit_code) == (4, 1)
@@ -66,7 +68,7 @@ def test_failed_run_is_tried_again_and_reported_while_the_others_go_on(tmp_path)
 def test_bad_usage_is_not_tried_again(tmp_path):
     runs, _ = tiny_runs(tmp_path)
     options = {"model": "sgd", "norm": "bn", "dataset": "seq-cifar10", "base_path": str(tmp_path / "nothing")}
-    run = runs._run(options | {"results_path": str(tmp_path)})
+    run = runs.run_with(options | {"results_path": str(tmp_path)})
     told = Told()
     outcome = sweep([run], runs, LocalEngine(1, [], 1), retries=3, display=told)
     assert outcome.failed == {run.name: "exit code 2"}

@@ -27,7 +27,6 @@ def attempt(name: str, command: list[str], log: str) -> int:
     if _worker is None:
         from scripts.reproduce.worker import Worker
 
-        os.chdir(REPOSITORY)
         _worker = Worker()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     _worker.start(name, command, Path(log), {"CUDA_VISIBLE_DEVICES": visible})

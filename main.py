@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from utils.arguments import Config, build_parser, parse, resolve
+from utils.config.arguments import Config, build_parser, parse, resolve
 from utils.errors import RunFailed, UsageError
 from utils.files import HeldElsewhere
-from utils.signals import Interrupted, Signals
+from utils.run.signals import Interrupted, Signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         explicit = parse(words)
         if "list" not in explicit:
             return run(explicit)
-        from utils.listing import listing
+        from utils.config.listing import listing
 
         print(listing(explicit["list"]))
     except UsageError as error:
@@ -47,19 +47,19 @@ def complain(what: object, exit_code: int) -> int:
 
 def run(explicit: dict) -> int:
     if "eval_only" in explicit:
-        from utils.saved_model import evaluate_saved
+        from utils.run.saved_model import evaluate_saved
 
         return evaluate_saved(explicit)
     config = resolve(explicit)
 
-    from utils.build import build_spec
-    from utils.records import RunFolder
+    from utils.run.build import build_spec
+    from utils.run.records import RunFolder
     from utils.tables import run_report
 
     spec = build_spec(config)
     folder = RunFolder(config, spec)
     if config.dry_run:
-        from utils.estimate import dry_run_report
+        from utils.run.estimate import dry_run_report
 
         print(dry_run_report(config, spec, folder))
         return 0
@@ -75,10 +75,10 @@ def run(explicit: dict) -> int:
 
 def train(config: Config, spec, folder) -> dict:
     """The run itself, under the folder's lock, until it is finished, fails or is told to stop."""
-    from utils.build import build_method, build_network, build_stream
     from utils.device import set_up_device
-    from utils.execution import execute
-    from utils.training import Training
+    from utils.run.build import build_method, build_network, build_stream
+    from utils.run.execution import execute
+    from utils.run.training import Training
 
     with Signals() as signals:
         device = set_up_device(config)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from backbone.network import Network
 from backbone.norms import NormFactory
-from utils.options import Option, integer
-from utils.registry import BACKBONES
+from utils.config.options import Option, integer
+from utils.config.registry import BACKBONES
 
 OPTIONS = (Option("hidden", integer(1, 2**16), "width of the two hidden layers of the mlp", default=128),)
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from backbone.network import Network
 from backbone.norms import NormFactory
-from utils.options import Option, choice, integer
-from utils.registry import BACKBONES
+from utils.config.options import Option, choice, integer
+from utils.config.registry import BACKBONES
 
 OPTIONS = (
     Option("num_filters", integer(1, 4096), "channels of the first stage (the paper's network has 64)", default=64),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from datasets.dataset import ClassDataset, RawData
-from datasets.stream import Augmentation
+from utils.data.stream import Augmentation
 from utils.errors import UsageError
 
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000

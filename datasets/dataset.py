@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datasets.stream import Augmentation, Split, Stream, StreamSpec, bounds, split_of
+from utils.config.options import Option, SameAs, integer, number, text
+from utils.data.random import class_order, generator
+from utils.data.stream import Augmentation, Split, Stream, StreamSpec, bounds, split_of
 from utils.errors import UsageError
-from utils.options import Option, SameAs, integer, number, text
-from utils.random import class_order, generator
 
 BASE_PATH = Option("base_path", text, "folder with the data", default="data", changes_numbers=False)
 N_TASKS = Option("n_tasks", integer(1), "number of tasks that the classes are split into")

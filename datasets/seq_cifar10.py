@@ -2,8 +2,8 @@
 
 from datasets.cifar import Cifar
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS
-from utils.options import ByFidelity, Rule, at_least
-from utils.registry import DATASETS
+from utils.config.options import ByFidelity, Rule, at_least
+from utils.config.registry import DATASETS
 
 DERPP = ("derpp", "derpp_lider")
 

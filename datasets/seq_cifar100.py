@@ -2,8 +2,8 @@
 
 from datasets.cifar import Cifar
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS
-from utils.options import Rule
-from utils.registry import DATASETS
+from utils.config.options import Rule
+from utils.config.registry import DATASETS
 
 
 @DATASETS.register(

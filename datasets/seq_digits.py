@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from datasets.dataset import SPLIT_OPTIONS, ClassDataset, RawData
-from datasets.stream import Augmentation
-from utils.options import Rule
-from utils.registry import DATASETS
+from utils.config.options import Rule
+from utils.config.registry import DATASETS
+from utils.data.stream import Augmentation
 
 IMAGES_PER_DIGIT = np.array([178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
 TEST_EVERY = 5

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, RawData
-from datasets.stream import Augmentation, StreamSpec
+from utils.config.options import Option, Rule, integer, text
+from utils.config.registry import DATASETS
+from utils.data.stream import Augmentation, StreamSpec
 from utils.errors import UsageError
 from utils.files import waiting_lock, write_atomically
-from utils.options import Option, Rule, integer, text
-from utils.registry import DATASETS
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 

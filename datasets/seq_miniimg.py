@@ -14,10 +14,10 @@ import numpy as np
 
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, RawData
 from datasets.numpy_pickle import load_numpy_pickle
-from datasets.stream import Augmentation
+from utils.config.options import ByFidelity, Rule
+from utils.config.registry import DATASETS
+from utils.data.stream import Augmentation
 from utils.errors import UsageError
-from utils.options import ByFidelity, Rule
-from utils.registry import DATASETS
 
 ARRAYS = ("train_x.npy", "train_y.npy", "test_x.npy", "test_y.npy")
 PICKLES = tuple(f"mini-imagenet-cache-{part}.pkl" for part in ("train", "val", "test"))

@@ -6,8 +6,8 @@ Two independent draws from the buffer, one for each term, from the second batch 
 from torch.nn import functional as F
 
 from models.method import CURRENT, Method
-from utils.options import Option, number
-from utils.registry import MODELS
+from utils.config.options import Option, number
+from utils.config.registry import MODELS
 
 OPTIONS = (
     Option("alpha", number(0), "weight of the distance to the stored logits", default=0.1),

@@ -2,7 +2,7 @@
 
 from models import derpp
 from models.lider import Lider, lider_options
-from utils.registry import MODELS
+from utils.config.registry import MODELS
 
 
 @MODELS.register("derpp_lider", help="LiDER on derpp", options=(*derpp.OPTIONS, *lider_options(0.3, 0.5)))

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from models.method import Method
-from utils.registry import MODELS
+from utils.config.registry import MODELS
 
 
 @MODELS.register("er", help="experience replay")

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from models.method import CURRENT, Method
+from utils.config.registry import MODELS
 from utils.device import to_device
-from utils.registry import MODELS
 
 
 def open_classes(present: np.ndarray, highest_seen: int, n_classes: int) -> np.ndarray:

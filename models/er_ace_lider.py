@@ -2,7 +2,7 @@
 
 from models.er_ace import ErAce
 from models.lider import Lider, lider_options
-from utils.registry import MODELS
+from utils.config.registry import MODELS
 
 
 @MODELS.register("er_ace_lider", help="LiDER on er_ace", options=lider_options(0.1, 0.3))

@@ -1,7 +1,7 @@
 """`joint`: all classes in one task, for the same number of epochs; the upper bound (JT in the paper)."""
 
 from models.sgd import Sgd
-from utils.registry import MODELS
+from utils.config.registry import MODELS
 
 
 @MODELS.register("joint", help="all tasks at once (JT)")

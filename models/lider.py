@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from models.method import Method
+from utils.config.options import Option, choice, number
+from utils.data.random import generator
 from utils.device import to_device
-from utils.options import Option, choice, number
-from utils.random import generator
 
 EPS = torch.finfo(torch.float32).eps
 POWER_ITERATIONS = 10

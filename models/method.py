@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from datasets.stream import Split, Stream
-from utils.augment import Augment
-from utils.buffer import Buffer
-from utils.random import generator
+from utils.data.augment import Augment
+from utils.data.buffer import Buffer
+from utils.data.random import generator
+from utils.data.stream import Split, Stream
 
 CURRENT = "current"
 

@@ -3,7 +3,7 @@
 from torch.nn import functional as F
 
 from models.method import CURRENT, Method
-from utils.registry import MODELS
+from utils.config.registry import MODELS
 
 
 @MODELS.register("sgd", help="fine-tuning without replay (FT)")

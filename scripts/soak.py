@@ -30,7 +30,7 @@ import sklearn.datasets  # noqa: F401
 import torch._dynamo  # noqa: F401 (torch.optim wants it)
 import torchvision  # noqa: F401
 
-import utils.execution  # noqa: F401
+import utils.run.execution  # noqa: F401
 from main import main
 
 NORMS = ("bn", "cn", "adab2n")

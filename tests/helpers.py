@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from backbone.norms.compiled_passes import why_not
-from datasets.stream import Augmentation, Split, Stream, StreamSpec, bounds, split_of
-from utils.arguments import Config, resolve
-from utils.build import build_method, build_network
-from utils.registry import MODELS
+from backbone.norms.kernels.compiled_passes import why_not
+from utils.config.arguments import Config, resolve
+from utils.config.registry import MODELS
+from utils.data.stream import Augmentation, Split, Stream, StreamSpec, bounds, split_of
+from utils.run.build import build_method, build_network
 
 NEEDS_COMPILER = pytest.mark.skipif(why_not() is not None, reason=f"compiled passes: {why_not()}")
 NORM_IMPLS = ["reference", "fused", pytest.param("compiled", marks=NEEDS_COMPILER)]

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import main
-from utils import buffer, loop_options
-from utils.arguments import SELECTORS, build_parser
-from utils.registry import BACKBONES, DATASETS, MODELS, NORMS
+from utils.config import loop_options
+from utils.config.arguments import SELECTORS, build_parser
+from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS
+from utils.data import buffer
 
 # --- what may be said -----------------------------------------------------------------------------------------
 

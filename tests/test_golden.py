@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.stream import Split, Stream, bounds, split_of
 from tests.helpers import CPU
-from utils.arguments import resolve
-from utils.build import build_method, build_network, build_spec, build_stream
-from utils.observers import Observer
-from utils.registry import MODELS, NORMS
-from utils.training import Training
+from utils.config.arguments import resolve
+from utils.config.registry import MODELS, NORMS
+from utils.data.stream import Split, Stream, bounds, split_of
+from utils.run.build import build_method, build_network, build_spec, build_stream
+from utils.run.observers import Observer
+from utils.run.training import Training
 
 FOLDER = Path(__file__).parent / "golden"
 TOLERANCE = 1e-7

@@ -10,12 +10,14 @@ import torch
 from conftest import call, runner
 from safetensors.torch import load_file, save_file
 
-import utils.saved_model
-import utils.training
-from utils import buffer, loop_options, metrics
-from utils.arguments import resolve
-from utils.build import build_spec, build_stream
-from utils.registry import BACKBONES, DATASETS, MODELS, NORMS
+import utils.run.saved_model
+import utils.run.training
+from utils.config import loop_options
+from utils.config.arguments import resolve
+from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS
+from utils.data import buffer
+from utils.run import metrics
+from utils.run.build import build_spec, build_stream
 from utils.tables import accuracy_table
 
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
@@ -37,7 +39,7 @@ def log_lines(folder):
 
 
 def refuse_to_train(monkeypatch):
-    monkeypatch.setattr(utils.training.Training, "run", lambda *args: pytest.fail("trained again"))
+    monkeypatch.setattr(utils.run.training.Training, "run", lambda *args: pytest.fail("trained again"))
 
 
 # --- a whole run ----------------------------------------------------------------------------------------------
@@ -302,8 +304,8 @@ def test_diverged_run_says_so_and_is_run_again(run_main, results, monkeypatch):
     assert "results" not in finished.record
     assert finished.stdout == f"record: {finished.folder / 'record.json'}\n"
 
-    trained, original = [], utils.training.Training.run
-    monkeypatch.setattr(utils.training.Training, "run", lambda *args: trained.append(1) or original(*args))
+    trained, original = [], utils.run.training.Training.run
+    monkeypatch.setattr(utils.run.training.Training, "run", lambda *args: trained.append(1) or original(*args))
     again = run_main(*command)
     assert again.code == 1
     assert trained == [1]
@@ -386,8 +388,10 @@ def saved(request, tmp_path_factory):
 
 def test_saved_network_has_exactly_the_accuracies_of_the_last_row(saved, monkeypatch):
     _, finished, path = saved
-    measured, original = [], utils.saved_model.accuracies
-    monkeypatch.setattr(utils.saved_model, "accuracies", lambda *args: measured.append(original(*args)) or measured[-1])
+    measured, original = [], utils.run.saved_model.accuracies
+    monkeypatch.setattr(
+        utils.run.saved_model, "accuracies", lambda *args: measured.append(original(*args)) or measured[-1]
+    )
     evaluated = call(["--eval_only", str(path)])
     assert evaluated.code == 0
     last = {setting: result["matrix"][-1] for setting, result in finished.record["results"].items()}

@@ -19,8 +19,8 @@ N_TASKS = 10
 # starts from what the parent had.
 CODE = r"""
 import json, re, sys
-import main, utils.execution
-from utils.observers import Observer
+import main, utils.run.execution
+from utils.run.observers import Observer
 
 class Peak(Observer):
     peaks, leak = [], []
@@ -30,8 +30,8 @@ class Peak(Observer):
         with open("/proc/self/status") as status:
             self.peaks.append(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status.read())[1]))
 
-build = utils.execution.build_observers
-utils.execution.build_observers = lambda *a, **k: [*build(*a, **k), Peak()]
+build = utils.run.execution.build_observers
+utils.run.execution.build_observers = lambda *a, **k: [*build(*a, **k), Peak()]
 code = main.main(sys.argv[2:])
 print(json.dumps({"code": code, "peaks": Peak.peaks}))
 """

@@ -47,7 +47,7 @@ def test_example_of_the_readme_runs(extended_tree, name):
 
 
 def test_every_switch_of_the_code_is_in_the_readme():
-    from utils.arguments import switches
+    from utils.config.arguments import switches
 
     section = README.split("## Where the paper")[1].split("## Find your way")[0]
     for _, flag, official, paper, _ in switches():

@@ -9,15 +9,15 @@ import pytest
 
 from backbone.norms.batch_norm import batch_norm
 from backbone.norms.group_norm import group_norm
+from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Registry, close_matches
 from utils.errors import UsageError
-from utils.registry import BACKBONES, DATASETS, MODELS, NORMS, Registry, close_matches
 
 ROOT = Path(__file__).resolve().parent.parent
 
 NORM = '''
 from torch import nn
-from utils.options import Option, number
-from utils.registry import NORMS
+from utils.config.options import Option, number
+from utils.config.registry import NORMS
 
 @NORMS.register("scale_only", options=(Option("first_scale", number(0), "where it starts", default=2.0),))
 def scale_only(channels, *, spatial, shared, first_scale):
@@ -28,7 +28,7 @@ def scale_only(channels, *, spatial, shared, first_scale):
 '''
 MODEL = """
 from models.sgd import Sgd
-from utils.registry import MODELS
+from utils.config.registry import MODELS
 
 @MODELS.register("twice", help="twice the loss")
 class Twice(Sgd):
@@ -38,8 +38,8 @@ class Twice(Sgd):
 DATASET = """
 from datasets.dataset import SPLIT_OPTIONS
 from datasets.seq_digits import SeqDigits
-from utils.options import Rule
-from utils.registry import DATASETS
+from utils.config.options import Rule
+from utils.config.registry import DATASETS
 
 @DATASETS.register("seq-inverse", help="white on black", options=SPLIT_OPTIONS, rules=(Rule({"n_tasks": 2}),))
 class Inverse(SeqDigits):
@@ -47,7 +47,7 @@ class Inverse(SeqDigits):
 """
 BACKBONE = """
 from backbone.mlp import MLP
-from utils.registry import BACKBONES
+from utils.config.registry import BACKBONES
 
 @BACKBONES.register("flat", help="a flat network")
 class Flat(MLP):

@@ -23,11 +23,11 @@ from PIL import Image
 
 import datasets.seq_folder
 import main
-import utils.execution
-import utils.training
+import utils.run.execution
+import utils.run.training
 from scripts.soak import outcome
-from utils.checkpoints import Checkpoints, verified_payload
-from utils.observers import Observer, ProgressBar
+from utils.run.checkpoints import Checkpoints, verified_payload
+from utils.run.observers import Observer, ProgressBar
 
 REPOSITORY = Path(main.__file__).resolve().parent
 DIGITS = ["--dataset", "seq-digits", "--save_model", "--log_every", "4"]
@@ -80,9 +80,9 @@ class Stop(Observer):
 
 @contextlib.contextmanager
 def watched_by(*observers):
-    original = utils.execution.build_observers
+    original = utils.run.execution.build_observers
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utils.execution, "build_observers", lambda *a, **k: [*original(*a, **k), *observers])
+        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), *observers])
         yield
 
 
@@ -147,9 +147,9 @@ def test_run_may_be_stopped_after_every_step(tmp_path):
 
 def test_stopped_run_does_no_step_twice(results, straight, monkeypatch):
     stopped(results, *RUN, at=100)
-    steps, original = [], utils.training.Training.train_step
+    steps, original = [], utils.run.training.Training.train_step
     monkeypatch.setattr(
-        utils.training.Training,
+        utils.run.training.Training,
         "train_step",
         lambda self, batch: steps.append(self.cursor.step) or original(self, batch),
     )
@@ -275,13 +275,13 @@ def test_the_same_number_of_threads_is_no_word_worth(results, straight):
 def test_rerun_forgets_what_was_saved(results, straight, monkeypatch):
     folder = stopped(results, *RUN, at=100)
     (folder / ".checkpoint-000000101.pt.7.tmp").write_bytes(b"half")
-    seen, original = [], utils.training.Training.train_step
+    seen, original = [], utils.run.training.Training.train_step
 
     def step(self, batch):
         seen.append((self.cursor.step, names(folder)))
         return original(self, batch)
 
-    monkeypatch.setattr(utils.training.Training, "train_step", step)
+    monkeypatch.setattr(utils.run.training.Training, "train_step", step)
     finished = runner(results)(*RUN, "--rerun")
     assert (finished.code, finished.stderr) == (0, "")
     assert seen[0] == (0, [])
@@ -327,7 +327,7 @@ def test_diverged_run_leaves_a_record_and_no_bad_checkpoint(results):
     ids=["index", "lines", "memory"],
 )
 def test_unexpected_error_is_one_line_and_in_the_record(results, straight, error, reason):
-    original = utils.training.Training.train_step
+    original = utils.run.training.Training.train_step
 
     def failing(self, batch):
         if self.cursor.step == 70:
@@ -335,7 +335,7 @@ def test_unexpected_error_is_one_line_and_in_the_record(results, straight, error
         return original(self, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utils.training.Training, "train_step", failing)
+        patch.setattr(utils.run.training.Training, "train_step", failing)
         finished = runner(results)(*RUN)
     assert finished.code == 1
     (line,) = finished.stderr.splitlines()
@@ -358,7 +358,7 @@ def test_unexpected_error_is_one_line_and_in_the_record(results, straight, error
 
 def slow_evaluation(marker, nth):
     """The nth evaluation says that it has begun, and takes until a file `go` appears."""
-    original, count = utils.training.accuracies, iter(range(1000))
+    original, count = utils.run.training.accuracies, iter(range(1000))
 
     def slow(*arguments):
         if next(count) == nth:
@@ -367,7 +367,7 @@ def slow_evaluation(marker, nth):
                 time.sleep(0.01)
         return original(*arguments)
 
-    utils.training.accuracies = slow
+    utils.run.training.accuracies = slow
 
 
 def slow_decoding(marker, _):
@@ -515,8 +515,8 @@ def test_second_interrupt_quits_at_once(processes, results, straight):
 def interrupt_itself(marker, _):
     """A first SIGINT after step 60, whose checkpoint then takes a minute."""
     slow_saving(marker, _)
-    original = utils.execution.build_observers
-    utils.execution.build_observers = lambda *a, **k: [*original(*a, **k), Stop({60}, signal.SIGINT)]
+    original = utils.run.execution.build_observers
+    utils.run.execution.build_observers = lambda *a, **k: [*original(*a, **k), Stop({60}, signal.SIGINT)]
 
 
 RESNET = ["--model", "derpp", "--norm", "adab2n", "--buffer_size", "30", "--num_filters", "2", *DIGITS[:-1], "1"]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import runner
 
-from utils.observers import WandbRun
+from utils.run.observers import WandbRun
 
 COMMAND = ["--model", "er", "--dataset", "seq-digits", "--num_filters", "4", "--debug_mode", "--log_every", "1"]
 BLOCK = 32768

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from utils.registry import NORMS, Entry
+from utils.config.registry import NORMS, Entry
 
 
 class NormFactory:
@@ -36,7 +36,7 @@ class NormFactory:
 
 def norm_factory(name: str, **options: Any) -> NormFactory:
     """The factory of a registered norm; options that are not given take their official default."""
-    from utils.arguments import default_values
+    from utils.config.arguments import default_values
 
     entry = NORMS.get(name)
     return NormFactory(entry, default_values(entry.options) | options)

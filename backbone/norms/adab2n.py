@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Tasks, WeightedBatchNorm
-from backbone.norms.weighted import SampleWeights
-from utils.options import ByFidelity, Option, Rule, choice, integer, number
-from utils.registry import NORMS
+from backbone.norms.kernels.weighted import SampleWeights
+from utils.config.options import ByFidelity, Option, Rule, choice, integer, number
+from utils.config.registry import NORMS
 
 OPTIONS = (
     Option("kappa", number(0, 1), "momentum between cumulative (0) and exponential (1) average", default=0.7),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from backbone.norms.batch_norm import MOMENTUM
 from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Tasks, WeightedBatchNorm
-from backbone.norms.weighted import SampleWeights
-from utils.registry import NORMS
+from backbone.norms.kernels.weighted import SampleWeights
+from utils.config.registry import NORMS
 
 
 class BalancedRunning(BatchNormFamily):

@@ -3,7 +3,7 @@
 from torch import nn
 
 from backbone.norms.group_norm import EPS
-from utils.registry import NORMS
+from utils.config.registry import NORMS
 
 MOMENTUM = 0.1
 

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from backbone.norms.compiled_passes import CompiledPasses, why_not
-from backbone.norms.fused import TensorPasses, fused
 from backbone.norms.group_norm import EPS
+from backbone.norms.kernels.compiled_passes import CompiledPasses, why_not
+from backbone.norms.kernels.fused import TensorPasses, fused
+from backbone.norms.kernels.weighted import UNIFORM, Normalized, SampleWeights, reference
 from backbone.norms.shared import SharedNormState
-from backbone.norms.weighted import UNIFORM, Normalized, SampleWeights, reference
+from utils.config.options import Option, choice
 from utils.device import to_device
 from utils.errors import TOO_FEW_VALUES, UsageError
-from utils.options import Option, choice
 
 NORM_IMPL = Option(
     "norm_impl",
@@ -45,7 +45,7 @@ def weighted_batch_norm(a, by: SampleWeights, gamma, beta, eps: float, impl: str
 @cache
 def passes_of(impl: str, device: str) -> type:
     if impl == "triton" or (impl == "auto" and device == "cuda"):
-        from backbone.norms.triton_passes import TritonPasses
+        from backbone.norms.kernels.triton_passes import TritonPasses
 
         return TritonPasses
     if impl == "compiled" or (impl == "auto" and device == "cpu" and why_not() is None):

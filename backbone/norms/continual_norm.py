@@ -4,8 +4,8 @@ from torch import nn
 
 from backbone.norms.batch_norm import batch_norm_layer
 from backbone.norms.group_norm import GROUPS, grouped
-from utils.options import ByFidelity, Option, choice
-from utils.registry import NORMS
+from utils.config.options import ByFidelity, Option, choice
+from utils.config.registry import NORMS
 
 AFFINE = Option(
     "cn_affine",

@@ -4,9 +4,9 @@ import math
 
 from torch import nn
 
+from utils.config.options import Option, integer
+from utils.config.registry import NORMS
 from utils.errors import UsageError
-from utils.options import Option, integer
-from utils.registry import NORMS
 
 EPS = 1e-5
 GROUPS = Option("groups", integer(1), "channel groups of the norms gn and cn", default=32)

@@ -1,8 +1,8 @@
 """`in`: Instance Normalization (Ulyanov et al. 2016), group normalization with one group per channel."""
 
 from backbone.norms.group_norm import grouped
-from utils.options import ByFidelity, Option, choice
-from utils.registry import NORMS
+from utils.config.options import ByFidelity, Option, choice
+from utils.config.registry import NORMS
 
 AFFINE = Option(
     "in_affine",

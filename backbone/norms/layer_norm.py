@@ -3,8 +3,8 @@
 from torch import nn
 
 from backbone.norms.group_norm import EPS, grouped
-from utils.options import ByFidelity, Option, choice
-from utils.registry import NORMS
+from utils.config.options import ByFidelity, Option, choice
+from utils.config.registry import NORMS
 
 AFFINE = Option(
     "ln_affine",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from utils.options import Option
+from utils.config.options import Option
 
 
 class SharedNormState(nn.Module):

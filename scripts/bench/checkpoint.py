@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from scripts.bench import workloads
-from utils.arguments import resolve
-from utils.checkpoints import Checkpoints
+from utils.config.arguments import resolve
+from utils.run.checkpoints import Checkpoints
 from utils.tables import aligned
 
 

@@ -37,11 +37,11 @@ def grown(size: int, images: int, buffer_size: int) -> dict:
     import torch
 
     from datasets.dataset import RawData, in_task_order
-    from datasets.stream import Augmentation, Stream, StreamSpec, bounds
     from scripts.bench.step import OneLayer
-    from utils.arguments import resolve
-    from utils.build import build_method
-    from utils.training import Training
+    from utils.config.arguments import resolve
+    from utils.data.stream import Augmentation, Stream, StreamSpec, bounds
+    from utils.run.build import build_method
+    from utils.run.training import Training
 
     torch.set_num_threads(1)
     train, test = images * 5 // 6 // 10 * 10, images // 6 // 10 * 10

@@ -20,15 +20,15 @@ net = torchvision.models.resnet18(num_classes=10)
 """
 FIRST_STEP = """
 import os, sys
-import main, utils.training
-step = utils.training.Training.train_step
+import main, utils.run.training
+step = utils.run.training.Training.train_step
 def stop(self, batch):
     step(self, batch)
     os._exit(0)
-utils.training.Training.train_step = stop
+utils.run.training.Training.train_step = stop
 main.main(sys.argv[1:])
 """
-IMPORTS = "import utils.training, utils.execution, utils.arguments; utils.arguments.build_parser()"
+IMPORTS = "import utils.run.training, utils.run.execution; from utils.config import arguments; arguments.build_parser()"
 DATA = IMPORTS + "; from datasets.seq_digits import SeqDigits; SeqDigits().read(None)"
 
 

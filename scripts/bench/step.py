@@ -22,10 +22,10 @@ from backbone.norms import norm_factory
 from models.method import CURRENT
 from scripts.bench import baseline, workloads
 from scripts.bench.timing import interleaved, ratio
-from utils.checkpoints import Checkpoints, Interval
-from utils.observers import JsonLines
+from utils.run.checkpoints import Checkpoints, Interval
+from utils.run.observers import JsonLines
+from utils.run.training import Cursor, Training, forward_parts
 from utils.tables import aligned
-from utils.training import Cursor, Training, forward_parts
 
 STEPS = 10  # of one timed repetition
 SMALL_STEPS = 50  # the same with a network of one layer: as many as lie between two lines of the log

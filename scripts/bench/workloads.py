@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from backbone.norms import norm_factory
-from datasets.stream import Augmentation, Stream, StreamSpec, bounds, split_of
 from models.method import Place
-from utils.arguments import resolve
-from utils.build import build_method, build_network
-from utils.training import Cursor, Training
+from utils.config.arguments import resolve
+from utils.data.stream import Augmentation, Stream, StreamSpec, bounds, split_of
+from utils.run.build import build_method, build_network
+from utils.run.training import Cursor, Training
 
 LAYERS_PER_STAGE = 5
 LAYOUTS = {"NCHW": torch.contiguous_format, "channels-last": torch.channels_last}

@@ -11,8 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from utils.config.options import number
 from utils.errors import UsageError
-from utils.options import number
 
 
 def main(argv: list[str] | None = None) -> int:

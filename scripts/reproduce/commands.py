@@ -18,12 +18,12 @@ from scripts.reproduce.results import Table, tabulate, warnings
 from scripts.reproduce.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, Speed, progress_of
 from scripts.reproduce.selection import Selection, needed
 from scripts.reproduce.sweep import Outcome, sweep, tail
-from utils.checkpoints import KEPT
+from utils.config.registry import NORMS as REGISTERED_NORMS
+from utils.config.registry import close_matches
 from utils.errors import UsageError
-from utils.estimate import memory_estimate
 from utils.files import write_json
-from utils.registry import NORMS as REGISTERED_NORMS
-from utils.registry import close_matches
+from utils.run.checkpoints import KEPT
+from utils.run.estimate import memory_estimate
 from utils.tables import aligned
 
 LAST = "reproduce.json"  # what the last `run` was about, so that the other commands need not be told again

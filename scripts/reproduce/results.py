@@ -250,7 +250,7 @@ def warnings(tables: list[Table]) -> list[str]:
 
 
 def _oddities(records: list[dict]) -> Iterator[str]:
-    from utils.records import NUMERICS_VERSION, commit
+    from utils.run.records import NUMERICS_VERSION, commit
 
     now = commit()
     commits = {record["environment"]["commit"] for record in records}

@@ -13,13 +13,13 @@ import numpy as np
 
 from scripts.reproduce.plans import Experiment
 from scripts.reproduce.presets import Preset
-from utils.arguments import Config, resolve
-from utils.build import build_spec
+from utils.config.arguments import Config, resolve
+from utils.config.registry import DATASETS, MODELS
 from utils.errors import UsageError
 from utils.files import OwnedLock
-from utils.records import RunFolder, run_name
-from utils.registry import DATASETS, MODELS
-from utils.training import total_steps
+from utils.run.build import build_spec
+from utils.run.records import RunFolder, run_name
+from utils.run.training import total_steps
 
 DONE, FAILED, RUNNING, STOPPED, MISSING = "done", "failed", "running", "stopped", "missing"
 

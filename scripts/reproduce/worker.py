@@ -15,7 +15,7 @@ import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-PRELOADED = ["main", "utils.build", "utils.execution", "utils.tables", "utils.saved_model"]
+PRELOADED = ["main", "utils.run.build", "utils.run.execution", "utils.tables", "utils.run.saved_model"]
 
 MAY_STOP = 60.0  # seconds that a run has for its last checkpoint
 

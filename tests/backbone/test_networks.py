@@ -9,8 +9,8 @@ from backbone.mlp import MLP
 from backbone.norms import norm_factory
 from backbone.resnet18 import ResNet18
 from tests.helpers import CPU, make_spec, run_config
-from utils.build import build_network
-from utils.registry import NORMS
+from utils.config.registry import NORMS
+from utils.run.build import build_network
 
 
 class RecordingFactory:

@@ -11,9 +11,9 @@ import torch
 
 from backbone.norms import norm_factory
 from tests.helpers import NORM_IMPLS, assert_close
-from utils.arguments import resolve
-from utils.build import owned
-from utils.registry import NORMS
+from utils.config.arguments import resolve
+from utils.config.registry import NORMS
+from utils.run.build import owned
 
 EPS = 1e-5
 STEP = 1e-30

@@ -161,7 +161,7 @@ def inputs_of(case, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def results_of(primitive, case, inputs) -> dict[str, torch.Tensor]:
-    from backbone.norms.weighted import SampleWeights
+    from backbone.norms.kernels.weighted import SampleWeights
 
     leaves = {name: inputs[name].detach().requires_grad_() for name in ("a", "weights", "gamma", "beta")}
     by = SampleWeights(leaves["weights"], inputs["same_task"], case["balanced"])
@@ -178,7 +178,7 @@ def by_triton(*arguments):
 
 
 def numbers() -> dict:
-    from backbone.norms.weighted import reference
+    from backbone.norms.kernels.weighted import reference
 
     differences = {}
     for name, case in EXAMPLES.items():
@@ -196,7 +196,7 @@ def numbers() -> dict:
 
 
 def error_beside_a_large_mean() -> float:
-    from backbone.norms.weighted import UNIFORM
+    from backbone.norms.kernels.weighted import UNIFORM
 
     inputs = inputs_of(example((3, 4, 36, 36)))
     a = inputs["a"] + 1e3
@@ -265,7 +265,7 @@ TRAFFIC_EXAMPLES = {
 
 def traffic() -> dict:
     """Per kernel and tensor: how often each element is read and written, one number if it is the same for all."""
-    from backbone.norms import triton_passes
+    from backbone.norms.kernels import triton_passes
 
     kernels, found = {kernel: getattr(triton_passes, kernel) for kernel in LARGE_KERNELS}, {}
     for name, case in TRAFFIC_EXAMPLES.items():
@@ -289,8 +289,8 @@ def operations() -> dict:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    from backbone.norms import triton_passes
-    from backbone.norms.weighted import SampleWeights
+    from backbone.norms.kernels import triton_passes
+    from backbone.norms.kernels.weighted import SampleWeights
 
     class Noting(TorchDispatchMode):
         def __init__(self, size: int):
@@ -339,7 +339,7 @@ def compile_all() -> dict:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from backbone.norms import triton_passes
+    from backbone.norms.kernels import triton_passes
 
     found = {}
     for kernel in KERNELS:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from backbone.norms.compiled_passes import CompiledPasses, why_not
-from backbone.norms.fused import fused
-from backbone.norms.weighted import UNIFORM, SampleWeights, reference
+from backbone.norms.kernels.compiled_passes import CompiledPasses, why_not
+from backbone.norms.kernels.fused import fused
+from backbone.norms.kernels.weighted import UNIFORM, SampleWeights, reference
 from tests.helpers import NEEDS_COMPILER, assert_close
 
 EPS = 1e-5

@@ -13,7 +13,7 @@ import torchvision
 from datasets import cifar
 from datasets.seq_cifar10 import SeqCifar10
 from datasets.seq_cifar100 import SeqCifar100
-from utils.arguments import resolve
+from utils.config.arguments import resolve
 from utils.errors import UsageError
 
 TRAIN_IMAGES, TEST_IMAGES = {"seq-cifar10": 50, "seq-cifar100": 200}, {"seq-cifar10": 20, "seq-cifar100": 100}

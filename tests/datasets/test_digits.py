@@ -6,8 +6,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from datasets.seq_digits import IMAGES_PER_DIGIT, SeqDigits
-from utils.arguments import resolve
-from utils.random import class_order
+from utils.config.arguments import resolve
+from utils.data.random import class_order
 
 
 def config(**flags):

@@ -9,7 +9,7 @@ from PIL import Image
 
 from datasets import seq_folder
 from datasets.seq_folder import SeqFolder
-from utils.arguments import resolve
+from utils.config.arguments import resolve
 from utils.errors import UsageError
 
 CLASSES = ("ant", "bee", "cat", "dog")

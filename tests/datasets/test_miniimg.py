@@ -10,7 +10,7 @@ import pytest
 from datasets import seq_miniimg
 from datasets.numpy_pickle import load_numpy_pickle
 from datasets.seq_miniimg import ARRAYS, PICKLES, SeqMiniImageNet
-from utils.arguments import resolve
+from utils.config.arguments import resolve
 from utils.errors import UsageError
 
 N_CLASSES, SIZE, TRAIN, TEST = 10, 6, 4, 2

@@ -5,7 +5,7 @@ import pytest
 
 from datasets.dataset import RawData, held_out, with_validation
 from datasets.seq_digits import SeqDigits
-from utils.arguments import resolve
+from utils.config.arguments import resolve
 from utils.errors import UsageError
 
 

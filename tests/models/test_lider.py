@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from models.lider import coefficients, pooling_matrix
 from models.method import Output, Part, Place
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config
-from utils.random import generator
+from utils.data.random import generator
 
 EPS = float(np.finfo(np.float32).eps)
 

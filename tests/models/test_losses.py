@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.stream import Split
 from models.derpp import Derpp
 from models.er import Er
 from models.er_ace import ErAce, open_classes
 from models.method import Output, Part, Place
 from models.sgd import Sgd
 from tests.helpers import build_run, make_spec, make_stream, run_config, sample_numbers
+from utils.data.stream import Split
 
 FIRST, SECOND = Place(task=0, step=3), Place(task=1, step=9)
 

@@ -6,8 +6,8 @@ import torch
 
 from models.method import Part
 from tests.helpers import CPU, build_run, make_spec, make_stream, run_config
-from utils.build import build_network
-from utils.training import forward_parts
+from utils.run.build import build_network
+from utils.run.training import forward_parts
 
 SIZES = {"current": 5, "logits": 3, "labels": 4}
 

@@ -3,8 +3,8 @@
 import json
 
 from scripts.reproduce.runs import Run
-from utils.arguments import resolve
-from utils.records import NUMERICS_VERSION, commit, plain
+from utils.config.arguments import resolve
+from utils.run.records import NUMERICS_VERSION, commit, plain
 
 
 def finish(run: Run, class_il: float, task_il: float = 0.0, **changes) -> None:

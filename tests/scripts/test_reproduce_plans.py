@@ -16,8 +16,8 @@ from scripts.reproduce.runs import Runs
 from scripts.reproduce.selection import Selection, needed
 from tests.helpers import make_spec
 from tests.scripts.records import finish
-from utils.arguments import parse, resolve
-from utils.build import build_network
+from utils.config.arguments import parse, resolve
+from utils.run.build import build_network
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 AVAILABLE = [plan for plan in PLANS.values() if isinstance(plan, Plan)]

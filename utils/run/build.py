@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from backbone.norms import NormFactory
-from datasets.stream import StreamSpec
-from utils.arguments import Config
-from utils.augment import Augment
-from utils.buffer import Buffer, build_policy
+from utils.config.arguments import Config
+from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry
+from utils.data.augment import Augment
+from utils.data.buffer import Buffer, build_policy
+from utils.data.random import torch_seed
+from utils.data.stream import StreamSpec
 from utils.device import memory_format
 from utils.errors import UsageError
-from utils.random import torch_seed
-from utils.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry
 
 
 def owned(entry: Entry, config: Config) -> dict:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from utils import metrics
+from utils.run import metrics
 
 PLAIN = [[80.0, 10.0, None], [60.0, 70.0, 20.0], [50.0, 40.0, 90.0]]
 # Task 0 gains after all, and task 1 was best just before it was trained.

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from datasets.stream import Stream
-from utils.augment import Augment
+from utils.data.augment import Augment
+from utils.data.stream import Stream
 
 EVALUATION_BATCH = 256
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from utils.arguments import SELECTORS, Config, identity_options, resolve
-from utils.build import build_augment, build_network, build_spec, build_stream
+from utils.config.arguments import SELECTORS, Config, identity_options, resolve
 from utils.device import set_up_device
 from utils.errors import UsageError
-from utils.evaluation import accuracies
 from utils.files import write_atomically
+from utils.run.build import build_augment, build_network, build_spec, build_stream
+from utils.run.evaluation import accuracies
 from utils.tables import accuracy_table
 
 

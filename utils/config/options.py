@@ -6,7 +6,7 @@ Every owner (the loop, a data set, a model, a norm, a backbone) declares its opt
 
 A default is a plain value, `ByFidelity(official, paper)` for a switch on which the paper and the released
 code differ, or `SameAs("batch_size")`. Owners may also set defaults of options that are not theirs, under
-conditions, with `Rule`s; `utils.arguments` is the one place that resolves all of it.
+conditions, with `Rule`s; `utils.config.arguments` is the one place that resolves all of it.
 """
 
 from __future__ import annotations

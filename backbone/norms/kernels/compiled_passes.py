@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from backbone.norms.fused import Coefficients, Statistics, TensorPasses, is_channels_last, scratch
-from backbone.norms.weighted import compute_dtype
+from backbone.norms.kernels.fused import Coefficients, Statistics, TensorPasses, is_channels_last, scratch
+from backbone.norms.kernels.weighted import compute_dtype
 from utils.files import write_atomically
 
 SOURCE = Path(__file__).with_name("cpu_passes.c")

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from utils.checkpoints import Checkpoints
 from utils.errors import RunFailed, UsageError
-from utils.observers import build_observers
-from utils.records import RunFolder, make_record, run_identity
-from utils.saved_model import save_model
-from utils.signals import Interrupted
-from utils.training import Training
+from utils.run.checkpoints import Checkpoints
+from utils.run.observers import build_observers
+from utils.run.records import RunFolder, make_record, run_identity
+from utils.run.saved_model import save_model
+from utils.run.signals import Interrupted
+from utils.run.training import Training
 
 
 def execute(training: Training, folder: RunFolder) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import torch
 from scipy import stats
 
 from tests.helpers import CPU, make_spec
-from utils.buffer import Buffer, Reservoir
+from utils.data.buffer import Buffer, Reservoir
 from utils.errors import UsageError
-from utils.random import generator
+from utils.data.random import generator
 
 SPEC = make_spec(image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_tasks=3, n_classes=6)
 DOMAIN = make_spec("domain", image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_tasks=3, n_classes=6)

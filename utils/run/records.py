@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from datasets.stream import StreamSpec
-from utils.arguments import Config, identity_options
+from utils.config.arguments import Config, identity_options
+from utils.data.stream import StreamSpec
 from utils.errors import RunFailed, UsageError
 from utils.files import HeldElsewhere, OwnedLock, write_json
 
 # Raised when a fix changes results, so that older records are not taken for those of today's code.
 NUMERICS_VERSION = 1
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def run_identity(config: Config, spec: StreamSpec) -> dict[str, Any]:

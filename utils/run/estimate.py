@@ -6,12 +6,12 @@ import math
 
 import torch
 
-from datasets.stream import StreamSpec
-from utils.arguments import Config
-from utils.build import build_network
-from utils.records import RunFolder
-from utils.registry import MODELS
-from utils.training import total_steps
+from utils.config.arguments import Config
+from utils.config.registry import MODELS
+from utils.data.stream import StreamSpec
+from utils.run.build import build_network
+from utils.run.records import RunFolder
+from utils.run.training import total_steps
 
 MEGABYTE = 1e6
 

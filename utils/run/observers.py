@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from utils.arguments import Config
+from utils.config.arguments import Config
 from utils.files import write_json
-from utils.records import RunFolder
+from utils.run.records import RunFolder
 
 
 class Observer:

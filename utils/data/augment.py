@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from datasets.stream import StreamSpec
+from utils.data.stream import StreamSpec
 from utils.device import to_device
-from utils.random import generator
+from utils.data.random import generator
 
 
 class Augment:

@@ -22,8 +22,8 @@ import torch
 import triton
 import triton.language as tl
 
-from backbone.norms.fused import Coefficients, Statistics, TensorPasses, is_channels_last
-from backbone.norms.weighted import compute_dtype
+from backbone.norms.kernels.fused import Coefficients, Statistics, TensorPasses, is_channels_last
+from backbone.norms.kernels.weighted import compute_dtype
 
 BLOCK = 1024  # elements of a tile
 CHANNELS_LAST_CHANNELS = 16  # of a tile: 64 contiguous bytes of float32, and still many programs

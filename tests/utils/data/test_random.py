@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from utils.random import class_order, generator, torch_seed
+from utils.data.random import class_order, generator, torch_seed
 
 
 def test_an_address_is_repeatable_whatever_else_was_drawn():

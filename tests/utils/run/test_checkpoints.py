@@ -19,13 +19,13 @@ import torch
 from conftest import runner
 
 import main
-import utils.checkpoints
-import utils.execution
 import utils.files
+import utils.run.checkpoints
+import utils.run.execution
 from scripts.soak import outcome
-from utils.checkpoints import FORMAT, Checkpoints, Damaged, Interval, header_digest, interval, verified_payload
 from utils.errors import RunFailed, UsageError
-from utils.observers import JsonLines, Observer
+from utils.run.checkpoints import FORMAT, Checkpoints, Damaged, Interval, header_digest, interval, verified_payload
+from utils.run.observers import JsonLines, Observer
 
 SMALL = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--buffer_size", "20"]
 COMMAND = ["--model", "derpp", "--norm", "adab2n", *SMALL, "--optim_mom", "0.9", "--lr", "0.003", "--save_model"]
@@ -46,8 +46,8 @@ class Stop(Observer):
 
 
 def stop_after(patch, step):
-    original = utils.execution.build_observers
-    patch.setattr(utils.execution, "build_observers", lambda *a, **k: [*original(*a, **k), Stop(step)])
+    original = utils.run.execution.build_observers
+    patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), Stop(step)])
 
 
 def interrupted(results, *flags, at=STOPPED_AT):
@@ -118,7 +118,7 @@ def checkpoints_of(folder):
 def sealed(header, payload):
     """A file as the writer would make it, with digests that fit."""
     header = {k: v for k, v in header.items() if k != "header_digest"}
-    header["digest"] = utils.checkpoints.hashlib.sha256(payload).hexdigest()
+    header["digest"] = utils.run.checkpoints.hashlib.sha256(payload).hexdigest()
     return json.dumps(header | {"header_digest": header_digest(header)}).encode() + b"\n" + payload
 
 
@@ -245,9 +245,9 @@ def test_run_with_a_damaged_checkpoint_goes_on_from_the_previous_one(copy, strai
         mutated = damage(content, dice)
     path.write_bytes(mutated)
     steps = []
-    original = utils.execution.Training.train_step
+    original = utils.run.execution.Training.train_step
     monkeypatch.setattr(
-        utils.execution.Training,
+        utils.run.execution.Training,
         "train_step",
         lambda self, batch: steps.append(self.cursor.step) or original(self, batch),
     )
@@ -426,7 +426,7 @@ def test_file_that_does_not_verify_is_not_kept(tmp_path, monkeypatch):
         assert sorted(before) == sorted(set(tmp_path.iterdir()) - {path})  # the old ones are there until it verifies
         raise Damaged("bad disk")
 
-    monkeypatch.setattr(utils.checkpoints, "verified_payload", failing)
+    monkeypatch.setattr(utils.run.checkpoints, "verified_payload", failing)
     with pytest.raises(RunFailed, match=r"checkpoint-000000003\.pt was not written as it should be \(bad disk\)"):
         checkpoints.save(3, {"step": 3})
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -457,7 +457,7 @@ def test_due_by_steps(tmp_path):
 
 def test_due_by_seconds(tmp_path, monkeypatch):
     now = 100.0
-    monkeypatch.setattr(utils.checkpoints.time, "monotonic", lambda: now)
+    monkeypatch.setattr(utils.run.checkpoints.time, "monotonic", lambda: now)
     checkpoints = Checkpoints(tmp_path, {}, Interval(seconds=2.5))
     answers = []
     for now in (100, 102.4, 102.5, 104):  # noqa: B007 (read by the clock)

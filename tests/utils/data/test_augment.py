@@ -6,9 +6,9 @@ import torch
 from scipy import stats
 from torchvision.transforms import functional as T
 
-from datasets.stream import Augmentation
+from utils.data.stream import Augmentation
 from tests.helpers import CPU, make_spec
-from utils.augment import Augment, _pick_at_once, _pick_one_by_one
+from utils.data.augment import Augment, _pick_at_once, _pick_one_by_one
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
 SIDE = 8

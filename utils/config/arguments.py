@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from utils import buffer, loop_options
+from utils.config import loop_options
+from utils.config.options import ByFidelity, Option, Rule, SameAs, flag
+from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
+from utils.data import buffer
 from utils.errors import UsageError
-from utils.options import ByFidelity, Option, Rule, SameAs, flag
-from utils.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
 
 SELECTORS = {"model": MODELS, "norm": NORMS, "dataset": DATASETS, "backbone": BACKBONES}
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from utils.config.options import Option, Rule
 from utils.errors import UsageError
-from utils.options import Option, Rule
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from datasets.stream import Split, Stream
 from models.method import CURRENT, Method, Output, Part, Place
-from utils import metrics
-from utils.checkpoints import Checkpoints
+from utils.data.random import generator
+from utils.data.stream import Split, Stream
 from utils.device import to_device
 from utils.errors import TOO_FEW_VALUES, RunFailed
-from utils.evaluation import accuracies
-from utils.observers import Observer
-from utils.random import generator
-from utils.signals import Signals
+from utils.run import metrics
+from utils.run.checkpoints import Checkpoints
+from utils.run.evaluation import accuracies
+from utils.run.observers import Observer
+from utils.run.signals import Signals
 
 DEBUG_BATCHES = 3
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from utils.checkpoints import Interval, interval
+from utils.config.options import Option, Rule, choice, flag, integer, number, text
 from utils.device import device_name
-from utils.options import Option, Rule, choice, flag, integer, number, text
+from utils.run.checkpoints import Interval, interval
 
 
 def milestones(words: str) -> tuple[int, ...]:

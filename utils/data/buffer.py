@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from datasets.stream import StreamSpec
+from utils.data.stream import StreamSpec
 from utils.device import to_device
 from utils.errors import UsageError
-from utils.options import ByFidelity, Option, SameAs, choice, integer
+from utils.config.options import ByFidelity, Option, SameAs, choice, integer
 
 OPTIONS = (
     Option("buffer_size", integer(1, 10**8), "images in the memory buffer"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from utils.arguments import SELECTORS, switches
+from utils.config.arguments import SELECTORS, switches
 from utils.errors import UsageError
 
 

@@ -9,9 +9,9 @@ import torch
 from models.sgd import Sgd
 from tests.helpers import build_run, make_spec, make_stream, run_config, sample_numbers, weights_of
 from utils.errors import RunFailed
-from utils.evaluation import accuracies
-from utils.observers import JsonLines, Observer
-from utils.training import Training, batches_per_epoch, learning_rate, total_steps
+from utils.run.evaluation import accuracies
+from utils.run.observers import JsonLines, Observer
+from utils.run.training import Training, batches_per_epoch, learning_rate, total_steps
 
 
 def schedule(**changes) -> SimpleNamespace:

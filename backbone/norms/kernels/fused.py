@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from backbone.norms.weighted import Normalized, SampleWeights, compute_dtype, filled_weights, outside_autocast
+from backbone.norms.kernels.weighted import Normalized, SampleWeights, compute_dtype, filled_weights, outside_autocast
 
 SUMMANDS = 8192  # positions of channels-last maps that one call adds up
 CHUNK = 2**21  # elements of an intermediate result: 8 MB of float32, within the last cache of most CPUs

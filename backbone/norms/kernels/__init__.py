@@ -1,0 +1,1 @@
+"""How the batch-norm family computes; imported only by runs that use it."""

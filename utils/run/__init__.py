@@ -1,0 +1,1 @@
+"""A run: building it, the loop, evaluation, checkpoints, records and whoever watches."""

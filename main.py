@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from utils.config.arguments import Config, build_parser, parse, resolve
+from utils.config.plugins import given_plugins, load_plugins
 from utils.errors import RunFailed, UsageError
 from utils.files import HeldElsewhere
 from utils.run.signals import Interrupted, Signals
@@ -21,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if "--help" in words or "-h" in words:
+            load_plugins(given_plugins(words))
             print(build_parser().format_help(), end="")
             return 0
         explicit = parse(words)
@@ -52,18 +54,18 @@ def run(explicit: dict) -> int:
         return evaluate_saved(explicit)
     config = resolve(explicit)
 
-    from utils.run.build import build_spec
+    from utils.run.build import Data
     from utils.run.records import RunFolder
     from utils.tables import run_report
 
-    spec = build_spec(config)
-    folder = RunFolder(config, spec)
+    data = Data(config)
+    folder = RunFolder(config, data.spec)
     if config.dry_run:
         from utils.run.estimate import dry_run_report
 
-        print(dry_run_report(config, spec, folder))
+        print(dry_run_report(config, data.spec, folder))
         return 0
-    record = folder.answer(config) or train(config, spec, folder)
+    record = folder.answer(config) or train(config, data, folder)
     if record["status"] == "failed":
         print(f"error: {record['reason']}", file=sys.stderr)
     else:
@@ -73,23 +75,23 @@ def run(explicit: dict) -> int:
     return 0 if record["status"] == "finished" else 1
 
 
-def train(config: Config, spec, folder) -> dict:
+def train(config: Config, data, folder) -> dict:
     """The run itself, under the folder's lock, until it is finished, fails or is told to stop."""
     from utils.device import set_up_device
-    from utils.run.build import build_method, build_network, build_stream
+    from utils.run.build import build_method, build_network
     from utils.run.execution import execute
     from utils.run.training import Training
 
     with Signals() as signals:
         device = set_up_device(config)
-        net = build_network(config, spec, device)
-        stream = build_stream(config, spec, device)
+        net = build_network(config, data.spec, device)
+        stream = data.stream(device)
         method = build_method(config, stream.spec, net, device)
         # Only now is anything written: whatever is wrong with the command has shown by here.
         with folder.held():
             if record := folder.answer(config):  # another process finished it in the meantime
                 return record
-            return execute(Training(config, stream, net, method, signals=signals), folder)
+            return execute(Training(config, stream, method, signals=signals), folder)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ class MLP(Network):
         self.norm2 = factory(hidden, spatial=())
         self.classifier = nn.Linear(hidden, n_classes)
 
-    def body(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def body(self, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         out = F.relu(self.norm1(self.linear1(x.flatten(1))))
-        out = F.relu(self.norm2(self.linear2(out)))
-        return self.classifier(out), []
+        return F.relu(self.norm2(self.linear2(out))), ()

@@ -54,7 +54,7 @@ class BasicBlock(nn.Module):
 
 @BACKBONES.register("resnet18", help="ResNet-18, 3x3 stem below 128 pixels", options=OPTIONS)
 class ResNet18(Network):
-    has_feature_maps = True
+    n_feature_maps = 5
 
     def __init__(self, image_shape, n_classes: int, factory: NormFactory, *, num_filters: int, stem: str):
         super().__init__(factory)
@@ -83,7 +83,7 @@ class ResNet18(Network):
             inputs = outputs
         self.classifier = nn.Linear(inputs, n_classes)
 
-    def body(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def body(self, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         stem = self.norm1(self.conv1(x))
         features = [stem]
         out = self.pool(F.relu(stem))
@@ -91,4 +91,4 @@ class ResNet18(Network):
             out = second(F.relu(first(out)))
             features.append(out)
             out = F.relu(out)
-        return self.classifier(out.mean((2, 3))), features
+        return out.mean((2, 3)), tuple(features)

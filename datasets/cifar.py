@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from datasets.dataset import ClassDataset, RawData
-from utils.data.stream import Augmentation
+from utils.data.augment import Crop, Flip
 from utils.errors import UsageError
+from utils.packages import needed
 
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
 
 
 class Cifar(ClassDataset):
     image_shape = (3, 32, 32)
-    augmentation = Augmentation(padding=4, flip=True)
+    augmentation = (Crop(padding=4), Flip())
     torchvision_name: str
 
     def class_sizes(self, config):
@@ -26,8 +27,7 @@ class Cifar(ClassDataset):
         return RawData(*_arrays(train), *_arrays(test))
 
     def _open(self, config, train: bool):
-        import torchvision
-
+        torchvision = needed("torchvision", f"--dataset {self.name}")
         reader = getattr(torchvision.datasets, self.torchvision_name)
         root = Path(config.base_path) / self.torchvision_name
         wanted = f"{reader.base_folder} or {reader.filename} in {root}"

@@ -1,18 +1,31 @@
-"""Base class of data sets that are split by class, with the options that all of them have."""
+"""Base classes of data sets that fit into memory, with the options that all of them have.
+
+Subclasses state facts and read files. `ClassDataset` gives every task its own classes; `DomainDataset` gives every task
+all of them and tells tasks apart by what it does to the images.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from utils.config.options import Option, SameAs, integer, number, text
+from utils.data.augment import Part
 from utils.data.random import class_order, generator
-from utils.data.stream import Augmentation, Split, Stream, StreamSpec, bounds, split_of
+from utils.data.stream import Split, StreamSpec, TensorStream, ranges, split_of
 from utils.errors import UsageError
 
 BASE_PATH = Option("base_path", text, "folder with the data", default="data", changes_numbers=False)
-N_TASKS = Option("n_tasks", integer(1), "number of tasks that the classes are split into")
+N_TASKS = Option("n_tasks", integer(1), "number of tasks; the classes are split into them, or all tasks share them")
+VALIDATION = Option(
+    "validation",
+    number(0, 1, exclusive=True),
+    "hold out this share of every class's training data and report on it instead of the test set",
+)
+DOMAIN_OPTIONS = (N_TASKS, VALIDATION)
 SPLIT_OPTIONS = (
     N_TASKS,
     Option(
@@ -21,11 +34,7 @@ SPLIT_OPTIONS = (
         "seed of the class order, 0 for the data set's own (default: --seed)",
         default=SameAs("seed"),
     ),
-    Option(
-        "validation",
-        number(0, 1, exclusive=True),
-        "hold out this share of every class's training data and report on it instead of the test set",
-    ),
+    VALIDATION,
 )
 
 
@@ -39,15 +48,16 @@ class RawData:
     test_labels: np.ndarray
 
 
-class ClassDataset:
-    """A data set of which every task gets its own classes. Subclasses state facts and read files."""
+class Dataset:
+    """What both kinds have in common."""
 
     name: str
     n_classes: int
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    augmentation = Augmentation()
+    augmentation: tuple[Part, ...] = ()
+    setting: str
 
     def class_sizes(self, config) -> tuple[np.ndarray, np.ndarray]:
         """Training and test images of every original class, without reading an image."""
@@ -59,43 +69,92 @@ class ClassDataset:
     def fingerprint(self, config) -> str:
         return ""
 
-    def spec(self, config) -> StreamSpec:
+    def _class_sizes(self, config) -> tuple[np.ndarray, np.ndarray]:
         train, test = self.class_sizes(config)
         if config.n_tasks is None:
-            raise UsageError(f"{self.name} needs --n_tasks: its {len(train)} classes are split into that many tasks")
-        if len(train) % config.n_tasks:
-            raise UsageError(f"--n_tasks {config.n_tasks} does not divide the {len(train)} classes of {self.name}")
+            raise UsageError(f"{self.name} needs --n_tasks: the number of tasks of its {len(train)} classes")
         if config.validation is not None:
             test = np.array([held_out(size, config.validation) for size in train])
             train = train - test
             if min(test) < 1 or min(train) < 1:
                 raise UsageError(f"--validation {config.validation} leaves a class of {self.name} without data")
-        task_of = class_order(config.class_order_seed, len(train)) // (len(train) // config.n_tasks)
+        return train, test
+
+    def _spec(self, config, n_classes: int, train_sizes: np.ndarray, test_sizes: np.ndarray) -> StreamSpec:
         return StreamSpec(
             name=self.name,
-            setting="class",
+            setting=self.setting,
             n_tasks=config.n_tasks,
-            n_classes=len(train),
+            n_classes=n_classes,
             image_shape=tuple(self.image_shape),
             mean=tuple(self.mean),
             std=tuple(self.std),
             augmentation=self.augmentation,
-            train_sizes=tuple(np.bincount(task_of, train).astype(int).tolist()),
-            test_sizes=tuple(np.bincount(task_of, test).astype(int).tolist()),
+            train_sizes=tuple(train_sizes.astype(int).tolist()),
+            test_sizes=tuple(test_sizes.astype(int).tolist()),
+            shared_images=self.setting == "domain",
             fingerprint=self.fingerprint(config),
         )
 
-    def stream(self, config, spec: StreamSpec) -> Stream:
+    def _read(self, config) -> RawData:
         raw = self.read(config)
-        if config.validation is not None:
-            raw = with_validation(raw, config.validation)
+        return raw if config.validation is None else with_validation(raw, config.validation)
+
+
+class ClassDataset(Dataset):
+    """A data set of which every task gets its own classes."""
+
+    setting = "class"
+
+    def spec(self, config) -> StreamSpec:
+        train, test = self._class_sizes(config)
+        if len(train) % config.n_tasks:
+            raise UsageError(f"--n_tasks {config.n_tasks} does not divide the {len(train)} classes of {self.name}")
+        task_of = class_order(config.class_order_seed, len(train)) // (len(train) // config.n_tasks)
+        return self._spec(config, len(train), np.bincount(task_of, train), np.bincount(task_of, test))
+
+    def stream(self, config, spec: StreamSpec) -> TensorStream:
+        raw = self._read(config)
         order = class_order(config.class_order_seed, spec.n_classes)
-        return Stream(
+        return TensorStream(
             spec,
             in_task_order(raw.train_images, order[raw.train_labels], spec, spec.train_sizes),
             in_task_order(raw.test_images, order[raw.test_labels], spec, spec.test_sizes),
-            bounds(spec.train_sizes),
-            bounds(spec.test_sizes),
+            ranges(spec.train_sizes),
+            ranges(spec.test_sizes),
+            seed=config.seed,
+            batch_size=config.batch_size,
+        )
+
+
+class DomainDataset(Dataset):
+    """A data set of which every task has all images and classes, each task's transformed in its own way."""
+
+    setting = "domain"
+
+    def transform(self, task: int, config) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What a task does to its (N, C, H, W) uint8 images, shape and type kept. Draws come from a `generator`."""
+        raise NotImplementedError
+
+    def spec(self, config) -> StreamSpec:
+        train, test = self._class_sizes(config)
+        return self._spec(config, len(train), np.full(config.n_tasks, train.sum()), np.full(config.n_tasks, test.sum()))
+
+    def stream(self, config, spec: StreamSpec) -> TensorStream:
+        raw = self._read(config)
+        train, test = split_of(raw.train_images, raw.train_labels), split_of(raw.test_images, raw.test_labels)
+        for found, sizes in ((train, spec.train_sizes), (test, spec.test_sizes)):
+            if len(found) != sizes[0]:
+                raise UsageError(f"the files of {spec.name} hold {len(found)} images instead of {sizes[0]}")
+        return TensorStream(
+            spec,
+            train,
+            test,
+            ((0, len(train)),) * spec.n_tasks,
+            ((0, len(test)),) * spec.n_tasks,
+            seed=config.seed,
+            batch_size=config.batch_size,
+            transforms=tuple(self.transform(task, config) for task in range(spec.n_tasks)),
         )
 
 

@@ -14,7 +14,7 @@ DERPP = ("derpp", "derpp_lider")
     options=(BASE_PATH, *SPLIT_OPTIONS),
     rules=(
         Rule({"n_tasks": 5, "buffer_size": 500, "lr": 0.03}),
-        Rule({"lr": ByFidelity(official=0.1, paper=0.03)}, when={"model": "sgd"}),
+        Rule({"lr": ByFidelity(official=0.1, paper=0.03)}, when={"model": ("sgd", "joint")}),
         Rule({"alpha": 0.2, "beta": 0.5}, when={"model": DERPP}),
         Rule({"alpha": 0.1, "beta": 1.0}, when={"model": DERPP, "buffer_size": at_least(2000)}),
     ),

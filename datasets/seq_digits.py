@@ -15,7 +15,7 @@ import numpy as np
 from datasets.dataset import SPLIT_OPTIONS, ClassDataset, RawData
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
-from utils.data.stream import Augmentation
+from utils.data.augment import Crop
 
 IMAGES_PER_DIGIT = np.array([178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
 TEST_EVERY = 5
@@ -37,7 +37,7 @@ class SeqDigits(ClassDataset):
     image_shape = (1, 16, 16)
     mean = (0.3053,)
     std = (0.3760,)
-    augmentation = Augmentation(padding=1)
+    augmentation = (Crop(padding=1),)
 
     def class_sizes(self, config):
         test = -(-IMAGES_PER_DIGIT // TEST_EVERY)

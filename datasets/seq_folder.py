@@ -18,7 +18,8 @@ import numpy as np
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, RawData
 from utils.config.options import Option, Rule, integer, text
 from utils.config.registry import DATASETS
-from utils.data.stream import Augmentation, StreamSpec
+from utils.data.augment import Crop, Flip
+from utils.data.stream import StreamSpec
 from utils.errors import UsageError
 from utils.files import waiting_lock, write_atomically
 
@@ -47,7 +48,7 @@ OPTIONS = (
 )
 class SeqFolder(ClassDataset):
     name = "seq-folder"
-    augmentation = Augmentation(padding=4, flip=True)
+    augmentation = (Crop(padding=4), Flip())
     _files: ImageFiles | None = None
 
     def files(self, config) -> ImageFiles:

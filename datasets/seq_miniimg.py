@@ -16,7 +16,7 @@ from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, RawData
 from datasets.numpy_pickle import load_numpy_pickle
 from utils.config.options import ByFidelity, Rule
 from utils.config.registry import DATASETS
-from utils.data.stream import Augmentation
+from utils.data.augment import Crop, Flip
 from utils.errors import UsageError
 
 ARRAYS = ("train_x.npy", "train_y.npy", "test_x.npy", "test_y.npy")
@@ -49,7 +49,7 @@ class SeqMiniImageNet(ClassDataset):
     image_shape = (3, 84, 84)
     mean = (0.47313006, 0.44905752, 0.40378186)
     std = (0.27292014, 0.26559181, 0.27953038)
-    augmentation = Augmentation(padding=4, flip=True)
+    augmentation = (Crop(padding=4), Flip())
 
     def class_sizes(self, config):
         return np.full(self.n_classes, TRAIN_PER_CLASS), np.full(self.n_classes, TEST_PER_CLASS)

@@ -5,9 +5,10 @@ Two independent draws from the buffer, one for each term, from the second batch 
 
 from torch.nn import functional as F
 
-from models.method import CURRENT, Method
+from models.method import Method
 from utils.config.options import Option, number
 from utils.config.registry import MODELS
+from utils.step import CURRENT
 
 OPTIONS = (
     Option("alpha", number(0), "weight of the distance to the stored logits", default=0.1),
@@ -18,14 +19,12 @@ OPTIONS = (
 @MODELS.register("derpp", help="dark experience replay, with labels", options=OPTIONS)
 class Derpp(Method):
     stores_logits = True
+    draw_names = ("logits", "labels")
 
-    def draws(self, place):
-        return {name: self.draw(name, place) for name in ("logits", "labels")} if len(self.buffer) else {}
-
-    def loss(self, parts, outputs, place):
-        loss = F.cross_entropy(outputs[CURRENT].logits, parts[CURRENT].labels)
-        if "logits" in parts:
-            distance = F.mse_loss(outputs["logits"].logits, parts["logits"].logits)
-            labels = F.cross_entropy(outputs["labels"].logits, parts["labels"].labels)
-            loss = loss + self.config.alpha * distance + self.config.beta * labels
-        return loss
+    def loss(self, batches, outputs, place):
+        losses = {CURRENT: F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}
+        if "logits" in batches:
+            distance = F.mse_loss(outputs["logits"].logits, batches["logits"].logits)
+            labels = F.cross_entropy(outputs["labels"].logits, batches["labels"].labels)
+            losses |= {"logits": self.config.alpha * distance, "labels": self.config.beta * labels}
+        return losses

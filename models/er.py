@@ -10,10 +10,8 @@ from utils.config.registry import MODELS
 @MODELS.register("er", help="experience replay")
 class Er(Method):
     always_joint_forward = True
+    draw_names = ("replay",)
 
-    def draws(self, place):
-        return {"replay": self.draw("replay", place)} if len(self.buffer) else {}
-
-    def loss(self, parts, outputs, place):
-        logits = torch.cat([outputs[name].logits for name in parts])
-        return F.cross_entropy(logits, torch.cat([part.labels for part in parts.values()]))
+    def loss(self, batches, outputs, place):
+        logits = torch.cat([outputs[name].logits for name in batches])
+        return {"labels": F.cross_entropy(logits, torch.cat([batch.labels for batch in batches.values()]))}

@@ -6,46 +6,47 @@ the representations of old classes; the replayed batch competes with all. Both s
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch.nn import functional as F
 
-from models.method import CURRENT, Method
+from models.method import Method
 from utils.config.registry import MODELS
-from utils.device import to_device
+from utils.step import CURRENT
 
 
-def open_classes(present: np.ndarray, highest_seen: int, n_classes: int) -> np.ndarray:
-    """Which classes the current batch competes with: those in it, and from the highest seen on while any is unseen."""
-    is_open = np.zeros(n_classes, dtype=bool)
-    is_open[present] = True
-    if highest_seen < n_classes - 1:
-        is_open[highest_seen:] = True
-    return is_open
+def closed_classes(labels: torch.Tensor, highest_seen: torch.Tensor, n_classes: int) -> torch.Tensor:
+    """Which classes the current batch does not compete with: all but those in it, and those from the highest seen on
+    while any is unseen."""
+    first_open = torch.where(highest_seen < n_classes - 1, highest_seen, n_classes)
+    return (torch.arange(n_classes, device=labels.device) < first_open).index_fill_(0, labels, False)
 
 
 @MODELS.register("er_ace", help="experience replay with asymmetric cross-entropy")
 class ErAce(Method):
     needs_own_classes = True
-    highest_seen = -1
+    draw_names = ("replay",)
+
+    def __init__(self, net, config, spec, augment, *more):
+        super().__init__(net, config, spec, augment, *more)
+        # On the device, where the labels are: the mask of a step is then made without a copy from the host.
+        self.highest_seen = torch.tensor(-1, device=augment.scale.device)
 
     def draws(self, place):
-        return {"replay": self.draw("replay", place)} if place.task > 0 else {}
+        return super().draws(place) if place.task > 0 else {}
 
-    def loss(self, parts, outputs, place):
-        current, logits = parts[CURRENT], outputs[CURRENT].logits
-        self.highest_seen = max(self.highest_seen, int(current.labels_host.max()))
+    def loss(self, batches, outputs, place):
+        current, logits = batches[CURRENT], outputs[CURRENT].logits
+        self.highest_seen = torch.maximum(self.highest_seen, current.labels.max())
         if place.task > 0:
-            is_open = open_classes(current.labels_host, self.highest_seen, self.n_classes)
-            closed = to_device(~is_open, torch.empty(0, dtype=torch.bool, device=logits.device))
+            closed = closed_classes(current.labels, self.highest_seen, self.n_classes)
             logits = logits.masked_fill(closed, torch.finfo(logits.dtype).min)
-        loss = F.cross_entropy(logits, current.labels)
-        if "replay" in parts:
-            loss = loss + F.cross_entropy(outputs["replay"].logits, parts["replay"].labels)
-        return loss
+        losses = {CURRENT: F.cross_entropy(logits, current.labels)}
+        if "replay" in batches:
+            losses["replay"] = F.cross_entropy(outputs["replay"].logits, batches["replay"].labels)
+        return losses
 
     def state_dict(self):
         return {"highest_seen": self.highest_seen}
 
     def load_state_dict(self, state):
-        self.highest_seen = state["highest_seen"]
+        self.highest_seen = state["highest_seen"].to(self.highest_seen.device)

@@ -7,6 +7,7 @@ coefficient of the untrained network on the first task.
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -39,12 +40,13 @@ def lider_options(alpha_lip: float, beta_lip: float) -> tuple[Option, ...]:
     )
 
 
-def pooling_matrix(size: int, bins: int, like: torch.Tensor) -> torch.Tensor:
+@cache
+def pooling_matrix(size: int, bins: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """(bins, size): the windows of adaptive average pooling as a product, whose gradient is deterministic on CUDA."""
     start = np.arange(bins) * size // bins
     stop = -(-(np.arange(bins) + 1) * size // bins)
     inside = (np.arange(size) >= start[:, None]) & (np.arange(size) < stop[:, None])
-    return to_device(inside / inside.sum(1, keepdims=True), like)
+    return torch.tensor(inside / inside.sum(1, keepdims=True), dtype=dtype, device=device)
 
 
 def unit_channels(a: torch.Tensor) -> torch.Tensor:
@@ -52,22 +54,22 @@ def unit_channels(a: torch.Tensor) -> torch.Tensor:
     return a / (a.norm(dim=1, keepdim=True) + EPS)
 
 
-def coefficients(a: torch.Tensor, b: torch.Tensor, start: np.ndarray) -> torch.Tensor:
+def coefficients(a: torch.Tensor, b: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
     """One coefficient per sample for two feature maps; `start` (N, channels of a) starts the power iteration."""
     if b.shape[1] != a.shape[1]:
-        b = torch.einsum("dc,nchw->ndhw", pooling_matrix(b.shape[1], a.shape[1], b), b)
+        b = torch.einsum("dc,nchw->ndhw", pooling_matrix(b.shape[1], a.shape[1], b.dtype, b.device), b)
     a, b = unit_channels(a), unit_channels(b)
     if a.shape[2] > b.shape[2]:
-        rows, columns = (pooling_matrix(a.shape[i], b.shape[i], a) for i in (2, 3))
+        rows, columns = (pooling_matrix(a.shape[i], b.shape[i], a.dtype, a.device) for i in (2, 3))
         a = torch.einsum("hi,ncij,wj->nchw", rows, a, columns)
     matrix = a.flatten(2) @ b.flatten(2).mT / (b.shape[2] * b.shape[3])
     return largest_singular_value(matrix, start)
 
 
-def largest_singular_value(matrix: torch.Tensor, start: np.ndarray) -> torch.Tensor:
+def largest_singular_value(matrix: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
     square = matrix @ matrix.mT
     with torch.no_grad():
-        v = to_device(start, square).unsqueeze(2)
+        v = start.unsqueeze(2)
         for _ in range(POWER_ITERATIONS - 1):
             v = square @ v
             v = v / (v.norm(dim=1, keepdim=True) + EPS)
@@ -75,61 +77,77 @@ def largest_singular_value(matrix: torch.Tensor, start: np.ndarray) -> torch.Ten
 
 
 class Lider(Method):
-    """Mixed into a base method, in front of it: `class X(Lider, Base)`."""
+    """Mixed into a base method, in front of it: `class X(Lider, Base)`, with the base's draws and `LIPSCHITZ_DRAWS`."""
 
     needs_features = True
 
-    def prepare(self, stream):
-        super().prepare(stream)
-        like = next(self.net.parameters())
-        targets = torch.tensor(self._untrained_coefficients(stream), dtype=torch.float64, device=like.device)
+    def __init__(self, net, *more):
+        super().__init__(net, *more)
+        targets = torch.zeros(net.n_feature_maps, dtype=torch.float64, device=next(net.parameters()).device)
         self.targets = nn.Parameter(targets, requires_grad=self.config.lip_targets == "learned")
+
+    def begin_task(self, task, stream):
+        super().begin_task(task, stream)
+        if task == 0:
+            self.targets.data.copy_(self._untrained_coefficients(stream))
 
     def parameters(self):
         return super().parameters() + ([self.targets] if self.targets.requires_grad else [])
 
     def draws(self, place):
-        own = {name: self.draw(name, place) for name in LIPSCHITZ_DRAWS} if len(self.buffer) else {}
-        return super().draws(place) | own
+        """Its own also where the base method replays nothing."""
+        drawn = super().draws(place)
+        missing = [name for name in LIPSCHITZ_DRAWS if name not in drawn] if len(self.buffer) else []
+        return drawn | {name: self.draw(name, place) for name in missing}
 
-    def replayed(self, parts):
-        return super().replayed({name: part for name, part in parts.items() if name not in LIPSCHITZ_DRAWS})
+    def replayed(self, batches):
+        return super().replayed({name: batch for name, batch in batches.items() if name not in LIPSCHITZ_DRAWS})
 
-    def loss(self, parts, outputs, place):
-        loss = super().loss(parts, outputs, place)
-        if LIPSCHITZ_DRAWS[0] not in parts:
-            return loss
+    def loss(self, batches, outputs, place):
+        losses = super().loss(batches, outputs, place)
+        if LIPSCHITZ_DRAWS[0] not in batches:
+            return losses
         size, target = (
-            self._coefficients(parts[name].inputs, outputs[name].features, name, place.step) for name in LIPSCHITZ_DRAWS
+            self._coefficients(batches[name].inputs, outputs[name].features, name, place.step)
+            for name in LIPSCHITZ_DRAWS
         )
         distance = (target - F.relu(self.targets)).abs().mean()
-        return loss + self.config.alpha_lip * size.mean() + self.config.beta_lip * distance
+        return losses | {
+            "lip_mean": self.config.alpha_lip * size.mean(),
+            "lip_target": self.config.beta_lip * distance,
+        }
 
     def _coefficients(self, inputs, features, name: str, step: int) -> torch.Tensor:
         """(samples, pairs) of the consecutive maps from the input to the last stage."""
-        columns = []
-        for index, (a, b) in enumerate(pairwise([inputs, *features])):
-            draw = generator(self.config.seed, f"power/{name}/{index}", step)
-            columns.append(coefficients(a, b, draw.random((a.shape[0], a.shape[1]))))
-        return torch.stack(columns, dim=1)
+        pairs = list(pairwise([inputs, *features]))
+        starts = self._starts([a.shape[:2] for a, _ in pairs], name, step, inputs.device)
+        return torch.stack([coefficients(a, b, start) for (a, b), start in zip(pairs, starts, strict=True)], dim=1)
+
+    def _starts(self, shapes: list[tuple[int, int]], name: str, step: int, device) -> list[torch.Tensor]:
+        """Where the power iterations of every pair start, in one copy to the device."""
+        drawn = [
+            generator(self.config.seed, f"power/{name}/{index}", step).random(shape)
+            for index, shape in enumerate(shapes)
+        ]
+        sent = to_device(np.concatenate([start.ravel() for start in drawn]), device)
+        parts = sent.split([start.size for start in drawn])
+        return [part.view(start.shape) for part, start in zip(parts, drawn, strict=True)]
 
     @torch.no_grad()
-    def _untrained_coefficients(self, stream) -> list[float]:
+    def _untrained_coefficients(self, stream) -> torch.Tensor:
         """Mean over the first task's training data, in eval mode."""
-        task, total, chunk = stream.train(0), 0, 64
+        total = count = 0
         self.net.eval()
-        for index, first in enumerate(range(0, len(task), chunk)):
-            part = task.part(first, min(first + chunk, len(task)))
-            inputs = self.augment(part.images, "lip_start", index)
-            features = self.net.forward_features(inputs)[1]
+        for index, batch in enumerate(stream.in_order(0, 64)):
+            inputs = self.augment(batch.images, "lip_start", index)
+            features = self.net.output(inputs).features
             total = total + self._coefficients(inputs, features, "start", index).sum(0)
-        return (total / len(task)).tolist()
+            count += len(batch)
+        return total / count
 
     def state_dict(self):
         return super().state_dict() | {"targets": self.targets.detach()}
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
-        like = next(self.net.parameters())
-        learned = self.config.lip_targets == "learned"
-        self.targets = nn.Parameter(state["targets"].to(like.device), requires_grad=learned)
+        self.targets.data.copy_(state["targets"])

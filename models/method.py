@@ -1,109 +1,200 @@
-"""What a method is: which draws from the buffer a step wants, and what the loss of the step is.
+"""What a method is: how one step learns from a batch of the stream, and what happens around tasks.
 
-The loop forwards the parts of a step (the current batch and the draws), together or one by one as
-`--replay_forward` says, and hands the outputs to `loss`. A method therefore never calls the network in a step,
-and there is one copy of it for every norm and every way of batching.
+The contract, in the order of a run:
+
+    begin_task(task, stream)    before the first step of every task
+    step(batch, place)          for every batch: draws, forward, loss, backward, adjust_gradients, optimizer, remember
+    end_task(task, stream)      after its last step, before its evaluation
+    predict(inputs)             whenever a network is evaluated; it is in eval mode then
+
+A run may be killed anywhere and goes on from a checkpoint, which holds the network, the optimizer, the buffer and the
+method's `state_dict`. A resumed run builds the method anew, loads that, and calls again only what the checkpoint does
+not cover: steps after it, and a `begin_task` or `end_task` that was not over when it was written. Such a hook starts
+from the state that it had found before, so whatever it does twice comes out the same. What a hook or a step leaves
+in attributes of the method must therefore be in `state_dict`, and every draw must come from `generator(seed, name,
+place)`. `joined` is asked for again by a resumed run and must follow from the state.
+
+A method never asks which norm the network has: there is one copy of it for every norm and every way of batching.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import nn
 
 from utils.data.augment import Augment
-from utils.data.buffer import Buffer
+from utils.data.buffer import Buffer, build_policy
 from utils.data.random import generator
-from utils.data.stream import Split, Stream
-
-CURRENT = "current"
-
-
-@dataclass(frozen=True)
-class Part:
-    """Samples that go through the network in a step."""
-
-    inputs: torch.Tensor
-    labels: torch.Tensor
-    labels_host: np.ndarray | None
-    tasks: np.ndarray
-    logits: torch.Tensor | None = None  # what the network said when a replayed sample was stored
-
-
-@dataclass(frozen=True)
-class Output:
-    logits: torch.Tensor
-    features: list[torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in the run a step is; its number addresses all randomness of the step."""
-
-    task: int
-    step: int
+from utils.data.stream import Stream, StreamSpec
+from utils.device import send_together
+from utils.step import CURRENT, Batch, Output, Place, Step, forwards_of, total
 
 
 class Method:
-    """Base class; a subclass overrides `draws` and `loss`, and `prepare` if it needs a look at the first task."""
+    """Base class and template. Most methods override `loss` and say with `draw_names` what they replay."""
 
     uses_buffer = True
     stores_logits = False
+    draw_names: tuple[str, ...] = ()  # the draws from the buffer that a step may have
     needs_features = False
     joint_training = False  # all tasks as one
     always_joint_forward = False  # what `--replay_forward auto` means for this method, whatever the norm
     needs_own_classes = False  # makes no sense where tasks share their classes
+    keeps_graph = False  # `adjust_gradients` differentiates the step's outputs once more
+    scores_unseen_classes = True  # else forward transfer has no meaning
+    unused_options: tuple[str, ...] = ()  # options of the loop and the buffer that mean nothing here
 
-    def __init__(self, net: nn.Module, config, n_classes: int, augment: Augment, buffer: Buffer | None):
-        self.net, self.config, self.n_classes, self.augment, self.buffer = net, config, n_classes, augment, buffer
+    def __init__(
+        self,
+        net: nn.Module,
+        config,
+        spec: StreamSpec,
+        augment: Augment,
+        buffer: Buffer | None,
+        new_network: Callable[[str], nn.Module] | None = None,
+    ):
+        self.net, self.config, self.spec, self.augment, self.buffer = net, config, spec, augment, buffer
+        self.n_classes = spec.n_classes
+        self.new_network = new_network  # a network as this one was before training; its argument addresses the weights
 
-    def prepare(self, stream: Stream) -> None:
-        """Before the first step."""
+    # --- around tasks: override what you need ------------------------------------------------------------------
+
+    def begin_task(self, task: int, stream: Stream) -> None:
+        """Before the first step of every task."""
+
+    def joined(self, task: int) -> Batch | None:
+        """Samples that join the task's own in every epoch."""
+
+    def end_task(self, task: int, stream: Stream) -> None:
+        """After the last step of every task, before its evaluation."""
+
+    def predict(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(samples, classes) scores of normalized test images; the largest wins."""
+        return self.net(inputs)
+
+    def state_dict(self) -> dict:
+        """What a resumed run needs of the method's own: plain types, tensors, and lists and dictionaries of them."""
+        return {}
+
+    def load_state_dict(self, state: dict) -> None: ...
+
+    # --- a step: the template, and its parts --------------------------------------------------------------------
+
+    def step(self, batch: Batch, place: Place) -> Step:
+        batches = self.batches(batch, place)
+        replayed = self.replayed(batches)
+        penalty_weight = self.net.norms.penalty_weight(place.task, replayed)
+        outputs = self.forward(batches, replayed=replayed, penalized=penalty_weight > 0)
+        losses = self.loss(batches, outputs, place)
+        penalties = [norms.penalty for norms in forwards_of(outputs) if norms.penalty is not None]
+        if penalties:
+            losses = losses | {"penalty": penalty_weight * total(penalties)}
+        step = Step(place, batches, outputs, losses, total(losses.values()))
+        self.optimizer.zero_grad()
+        step.loss.backward(retain_graph=self.keeps_graph)
+        self.adjust_gradients(step)
+        self.optimizer.step()
+        self.remember(batch, outputs, place)
+        return step
+
+    def draws(self, place: Place) -> dict[str, np.ndarray]:
+        """The slots of the buffer that this step replays, by the name of the draw."""
+        return {name: self.draw(name, place) for name in self.draw_names} if len(self.buffer or ()) else {}
+
+    def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], place: Place) -> dict[str, torch.Tensor]:
+        """The terms of the loss with their weights, by name; they are added up in this order."""
+        raise NotImplementedError
+
+    def adjust_gradients(self, step: Step) -> None:
+        """Between the backward and the optimizer's step."""
+
+    def remember(self, batch: Batch, outputs: dict[str, Output], place: Place) -> None:
+        """After the optimizer's step: offer the batch to the buffer."""
+        if self.buffer is None:
+            return
+        if self.stores_logits:
+            batch = replace(batch, logits=outputs[CURRENT].logits.detach())
+        self.buffer.add(batch, generator(self.config.seed, "buffer", place.step))
+
+    def replayed(self, batches: dict[str, Batch]) -> bool:
+        """Did the method replay in this step? Then the norms' penalty joins the loss."""
+        return len(batches) > 1
+
+    # --- what the parts are made of -----------------------------------------------------------------------------
 
     def parameters(self) -> list[nn.Parameter]:
         """Parameters of the method's own, beside the network's."""
         return []
 
-    def begin_task(self, task: int) -> None:
-        """Before the first step of every task."""
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        groups = [{"params": list(self.net.parameters())}]
+        if own := self.parameters():
+            groups.append({"params": own})
+        config = self.config
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.optim_mom, weight_decay=config.optim_wd)
 
-    def parts(self, batch: Split, place: Place) -> dict[str, Part]:
-        inputs = self.augment(batch.images, CURRENT, place.step)
-        tasks = np.full(len(batch), place.task)
-        current = Part(inputs, batch.labels, batch.labels_host, tasks)
-        return {CURRENT: current} | self.draws(place)
+    def learning_rate(self, task: int, epoch: int) -> float | None:
+        """A pure function of the place in the run, so that resuming needs no schedule state; None: no optimizer."""
+        config = self.config
+        decays = sum(milestone <= epoch for milestone in config.lr_milestones)
+        if config.lr_restart == "never":
+            decays += task * sum(milestone < config.n_epochs for milestone in config.lr_milestones)
+        return config.lr * config.lr_factor**decays
 
-    def draws(self, place: Place) -> dict[str, Part]:
-        """The replay draws of this step by name; none by default."""
-        return {}
+    def grow(self) -> None:
+        """The network's own preparations for one more task; parameters that come with it join the optimizer."""
+        optimizer = self.optimizer  # made before the network grows
+        if grown := self.net.begin_task():
+            optimizer.add_param_group({"params": grown})
 
-    def draw(self, name: str, place: Place) -> Part:
-        sample = self.buffer.sample(
-            self.config.minibatch_size, generator(self.config.seed, f"replay/{name}", place.step)
-        )
-        inputs = self.augment(sample.images, f"replay/{name}", place.step)
-        return Part(inputs, sample.labels, None, sample.tasks, sample.logits)
+    @classmethod
+    def epoch_sizes(cls, config, spec: StreamSpec, train_sizes: Sequence[int]) -> Sequence[int]:
+        """Samples in an epoch of every task, with those that join: what a run's steps are counted by beforehand."""
+        return train_sizes
 
-    def replayed(self, parts: dict[str, Part]) -> bool:
-        """Did the method replay in this step? Then the norms' penalty joins the loss."""
-        return len(parts) > 1
+    @classmethod
+    def buffer_policy(cls, config, spec: StreamSpec):
+        return build_policy(config, spec)
 
-    def loss(self, parts: dict[str, Part], outputs: dict[str, Output], place: Place) -> torch.Tensor:
-        raise NotImplementedError
+    def draw(self, name: str, place: Place) -> np.ndarray:
+        return self.buffer.choose(self.config.minibatch_size, generator(self.config.seed, f"replay/{name}", place.step))
 
-    def remember(self, batch: Split, outputs: dict[str, Output], place: Place) -> None:
-        """After the optimizer's step: offer the raw batch to the buffer."""
-        if self.buffer is None:
-            return
-        logits = outputs[CURRENT].logits.detach() if self.stores_logits else None
-        tasks = np.full(len(batch), place.task)
-        draw = generator(self.config.seed, "buffer", place.step)
-        self.buffer.add(batch.images, batch.labels, batch.labels_host, tasks, draw, logits)
+    def batches(self, batch: Batch, place: Place) -> dict[str, Batch]:
+        """The stream's batch and the draws, augmented. All that the host decides goes to the device in one copy."""
+        slots = self.draws(place)
+        sizes = {CURRENT: len(batch)} | {name: len(chosen) for name, chosen in slots.items()}
+        drawn = [
+            self.augment.draw(size, name if name == CURRENT else f"replay/{name}", place.step)
+            for name, size in sizes.items()
+        ]
+        sent = send_together([*drawn, *slots.values()], batch.labels.device)
+        drawn_sent, slots_sent = sent[: len(drawn)], sent[len(drawn) :]
+        raw = [batch, *(self.buffer.take(*both) for both in zip(slots.values(), slots_sent, strict=True))]
+        return {
+            name: replace(one, inputs=self.augment.apply(one.images, *numbers))
+            for name, one, *numbers in zip(sizes, raw, drawn, drawn_sent, strict=True)
+        }
 
-    def state_dict(self) -> dict:
-        return {}
+    def forward(self, batches: dict[str, Batch], *, replayed: bool, penalized: bool) -> dict[str, Output]:
+        """The batches of a step through the network, as one or one after the other.
 
-    def load_state_dict(self, state: dict) -> None:
-        pass
+        A step that replays nothing has plain batch statistics: its samples' tasks are not passed on.
+        """
+        tasks_count = replayed or len(batches) > 1
+        if tasks_count:
+            self.net.norms.check_tasks(max(int(batch.tasks_host.max()) for batch in batches.values()))
+        if len(batches) == 1 or getattr(self.config, "replay_forward", None) != "joint":
+            return {
+                name: self.net.output(batch.inputs, batch.tasks if tasks_count else None, penalized=penalized)
+                for name, batch in batches.items()
+            }
+        inputs = torch.cat([batch.inputs for batch in batches.values()])
+        tasks = torch.cat([batch.tasks for batch in batches.values()])
+        whole = self.net.output(inputs, tasks, penalized=penalized)
+        return dict(zip(batches, whole.split([len(batch) for batch in batches.values()]), strict=True))

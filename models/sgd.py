@@ -2,13 +2,14 @@
 
 from torch.nn import functional as F
 
-from models.method import CURRENT, Method
+from models.method import Method
 from utils.config.registry import MODELS
+from utils.step import CURRENT
 
 
 @MODELS.register("sgd", help="fine-tuning without replay (FT)")
 class Sgd(Method):
     uses_buffer = False
 
-    def loss(self, parts, outputs, place):
-        return F.cross_entropy(outputs[CURRENT].logits, parts[CURRENT].labels)
+    def loss(self, batches, outputs, place):
+        return {"labels": F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}

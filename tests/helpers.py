@@ -9,7 +9,7 @@ import torch
 from backbone.norms.kernels.compiled_passes import why_not
 from utils.config.arguments import Config, resolve
 from utils.config.registry import MODELS
-from utils.data.stream import Augmentation, Split, Stream, StreamSpec, bounds, split_of
+from utils.data.stream import Split, StreamSpec, TensorStream, ranges, split_of
 from utils.run.build import build_method, build_network
 
 NEEDS_COMPILER = pytest.mark.skipif(why_not() is not None, reason=f"compiled passes: {why_not()}")
@@ -37,18 +37,19 @@ def make_spec(setting: str = "class", **changes) -> StreamSpec:
         "image_shape": (3, 8, 8),
         "mean": (0.0, 0.0, 0.0),
         "std": (1.0, 1.0, 1.0),
-        "augmentation": Augmentation(),
+        "augmentation": (),
     }
     facts |= changes
     sizes = {"train_sizes": (10,) * facts["n_tasks"], "test_sizes": (6,) * facts["n_tasks"]}
     return StreamSpec(setting=setting, **(sizes | facts))
 
 
-def make_stream(spec: StreamSpec, seed: int = 0) -> Stream:
-    """Random images and labels; the first pixel of every image is its number within its split."""
+def make_stream(spec: StreamSpec, seed: int = 0, batch_size: int = 4) -> TensorStream:
+    """Random images and labels; the first pixel of every image is its number within its split. `seed` makes the images
+    and is that of the order in which they come."""
     rng = np.random.default_rng(seed)
     train, test = (random_split(spec, sizes, rng) for sizes in (spec.train_sizes, spec.test_sizes))
-    return Stream(spec, train, test, bounds(spec.train_sizes), bounds(spec.test_sizes))
+    return TensorStream(spec, train, test, ranges(spec.train_sizes), ranges(spec.test_sizes), seed, batch_size)
 
 
 def random_split(spec: StreamSpec, sizes: tuple[int, ...], rng: np.random.Generator) -> Split:
@@ -63,7 +64,7 @@ def sample_numbers(images: torch.Tensor) -> np.ndarray:
     return images[:, 0, 0, 0].numpy().astype(int)
 
 
-def build_run(config: Config, stream: Stream):
+def build_run(config: Config, stream: TensorStream):
     """(network, method) of a configuration on a stream made by hand."""
     net = build_network(config, stream.spec, CPU)
     return net, build_method(config, stream.spec, net, CPU)

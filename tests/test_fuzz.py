@@ -16,7 +16,6 @@ import main
 from utils.config import loop_options
 from utils.config.arguments import SELECTORS, build_parser
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS
-from utils.data import buffer
 
 # --- what may be said -----------------------------------------------------------------------------------------
 
@@ -82,7 +81,7 @@ def own_flags(model, norm, dataset, backbone):
     entries = [MODELS.get(model), NORMS.get(norm), DATASETS.get(dataset), BACKBONES.get(backbone)]
     options = [
         *LOOP,
-        *(buffer.OPTIONS if entries[0].build.uses_buffer else ()),
+        *(loop_options.BUFFER if entries[0].build.uses_buffer else ()),
         *(o for e in entries for o in e.options),
     ]
     return sorted({option.flag for option in options} - {"--eval_only", "--dry_run"})

@@ -15,9 +15,8 @@ import utils.run.training
 from utils.config import loop_options
 from utils.config.arguments import resolve
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS
-from utils.data import buffer
 from utils.run import metrics
-from utils.run.build import build_spec, build_stream
+from utils.run.build import Data
 from utils.tables import accuracy_table
 
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
@@ -490,7 +489,7 @@ def test_held_out_samples_do_not_depend_on_the_seed():
         config = resolve(
             {"model": "sgd", "dataset": "seq-digits", "validation": 0.1, "seed": seed, "class_order_seed": 0}
         )
-        streams.append(build_stream(config, build_spec(config), torch.device("cpu")))
+        streams.append(Data(config).stream(torch.device("cpu")))
     first, second = streams
     assert torch.equal(first.test_data.images, second.test_data.images)
     assert torch.equal(first.train_data.images, second.train_data.images)
@@ -614,7 +613,7 @@ def test_file_in_the_way_of_the_results_names_the_flag(tmp_path, extra):
 
 
 def all_options():
-    options = [*loop_options.RUN, *loop_options.TRAINING, *loop_options.OUTPUT, *buffer.OPTIONS]
+    options = [*loop_options.RUN, *loop_options.TRAINING, *loop_options.OUTPUT, *loop_options.BUFFER]
     for registry in (MODELS, NORMS, DATASETS, BACKBONES):
         for entry in registry.entries().values():
             options += entry.options
@@ -790,7 +789,8 @@ def test_epochs_and_batches_of_the_scenarios(flags, epochs, batch, replay):
     [
         ("sgd", "seq-cifar10", "official", 0.1),
         ("sgd", "seq-cifar10", "paper", 0.03),
-        ("joint", "seq-cifar10", "official", 0.03),
+        ("joint", "seq-cifar10", "official", 0.1),
+        ("joint", "seq-cifar10", "paper", 0.03),
         ("er", "seq-cifar10", "official", 0.03),
         ("sgd", "seq-cifar100", "official", 0.03),
         ("sgd", "seq-miniimg", "official", 0.1),

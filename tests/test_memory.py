@@ -24,7 +24,7 @@ from utils.run.observers import Observer
 
 class Peak(Observer):
     peaks, leak = [], []
-    def on_step(self, task, step):
+    def on_step(self, step):
         self.leak.append(bytearray(int(sys.argv[1])))
     def on_evaluation(self, event):
         with open("/proc/self/status") as status:

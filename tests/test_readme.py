@@ -1,8 +1,8 @@
-"""The README's examples of a new norm, method and data set run as they stand."""
+"""The README's examples of a norm, a method, data sets and a backbone of one's own run as they stand."""
 
+import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,37 +13,53 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+EXAMPLES = ["--norm rms", "--model lwf", "--dataset seq-stripes", "--dataset rot-digits", "--backbone convnet"]
+
+
 @pytest.fixture(scope="module")
-def extended_tree(tmp_path_factory):
-    """A copy of the code with the README's files added."""
-    tree = tmp_path_factory.mktemp("tree")
-    for folder in ("backbone", "models", "datasets", "utils"):
-        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "main.py", tree)
-    files = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", README, flags=re.DOTALL)
+def folder(tmp_path_factory):
+    """Where a user stands: beside a folder with the README's files."""
+    here = tmp_path_factory.mktemp("here")
+    files = re.findall(r"```python\n# (mine/\S+\.py)\n(.*?)```", README, flags=re.DOTALL)
+    assert len(files) == len(EXAMPLES)
+    (here / "mine").mkdir()
     for name, text in files:
-        assert not (tree / name).exists()
-        (tree / name).write_text(text)
-    assert len(files) == 3
-    return tree
+        (here / name).write_text(text)
+    return here
 
 
-@pytest.mark.parametrize("name", ["--norm rms", "--model der", "--dataset seq-stripes"])
-def test_example_of_the_readme_runs(extended_tree, name):
-    (command,) = [
-        line.strip()
+def command_with(words: str) -> list[str]:
+    (line,) = [
+        line.split("#")[0].strip()
         for line in README.splitlines()
-        if line.startswith("    python main.py") and f"{name} " in f"{line} "
+        if line.startswith("    python main.py --plugins mine") and f"{words} " in f"{line} "
     ]
-    small = [] if "stripes" in name else ["--debug_mode"]
-    words = [sys.executable, *shlex.split(command)[1:], "--num_threads", "1", "--results_path", "out", *small]
-    done = subprocess.run(words, cwd=extended_tree, capture_output=True, text=True)
+    fixed = ["--num_threads", "1", "--results_path", "out"]
+    return [sys.executable, str(ROOT / "main.py"), *shlex.split(line)[2:], *fixed]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_of_the_readme_runs(folder, example):
+    short = [] if "stripes" in example else ["--debug_mode"]
+    done = subprocess.run([*command_with(example), *short], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     record = done.stdout.splitlines()[-1].removeprefix("record: ")
-    assert (extended_tree / record).is_file()
-    if "stripes" in name:
+    assert (folder / record).is_file()
+    if "stripes" in example:
         faa = re.search(r"\(FAA\)\s+([\d.]+)", done.stdout)
         assert float(faa[1]) > 90
+
+
+def test_a_plugin_norm_of_the_readme_reaches_a_sweep(folder):
+    (line,) = [line.split("#")[0] for line in README.splitlines() if "--plugins mine --also rms" in line]
+    words = [*shlex.split(line)[1:], "--dry-run", "--results_path", "out"]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in done.stdout.splitlines() if "--norm rms" in row]
+    assert rows
+    assert all(f"--plugins {folder / 'mine'}" in row for row in rows)
 
 
 def test_every_switch_of_the_code_is_in_the_readme():

@@ -20,7 +20,7 @@ from utils.config.options import Option, number
 from utils.config.registry import NORMS
 
 @NORMS.register("scale_only", options=(Option("first_scale", number(0), "where it starts", default=2.0),))
-def scale_only(channels, *, spatial, shared, first_scale):
+def scale_only(channels, *, spatial, first_scale):
     """multiplies every channel"""
     layer = nn.BatchNorm2d(channels)
     nn.init.constant_(layer.weight, first_scale)
@@ -32,8 +32,8 @@ from utils.config.registry import MODELS
 
 @MODELS.register("twice", help="twice the loss")
 class Twice(Sgd):
-    def loss(self, parts, outputs, place):
-        return 2 * super().loss(parts, outputs, place)
+    def loss(self, batches, outputs, place):
+        return {name: 2 * term for name, term in super().loss(batches, outputs, place).items()}
 """
 DATASET = """
 from datasets.dataset import SPLIT_OPTIONS
@@ -116,10 +116,17 @@ def test_help_line_falls_back_to_the_docstrings_first_line():
         And more.
         """
 
-    registry = Registry("model", "models")
+    registry = Registry("model", "models", traits=("colour",))
     registry.register("name", colour="red")(build)
     assert registry._entries["name"].help == "First line."
     assert registry._entries["name"].traits == {"colour": "red"}
+
+
+def test_keyword_that_the_kind_does_not_know_is_refused():
+    registry = Registry("model", "models", traits=("colour",))
+    with pytest.raises(TypeError, match=r"model 'name' is registered with an unknown keyword 'color'; .*colour"):
+        registry.register("name", color="red")
+    assert registry._entries == {}
 
 
 @pytest.mark.parametrize(

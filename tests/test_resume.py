@@ -25,6 +25,7 @@ import datasets.seq_folder
 import main
 import utils.run.execution
 import utils.run.training
+from models.method import Method
 from scripts.soak import outcome
 from utils.run.checkpoints import Checkpoints, verified_payload
 from utils.run.observers import Observer, ProgressBar
@@ -72,8 +73,8 @@ class Stop(Observer):
     def __init__(self, at, number=signal.SIGTERM):
         self.at, self.number = at, number
 
-    def on_step(self, task, step):
-        if step in self.at:
+    def on_step(self, step):
+        if step.place.step + 1 in self.at:
             assert signal.getsignal(self.number) not in (signal.SIG_DFL, signal.default_int_handler)
             signal.raise_signal(self.number)
 
@@ -147,11 +148,9 @@ def test_run_may_be_stopped_after_every_step(tmp_path):
 
 def test_stopped_run_does_no_step_twice(results, straight, monkeypatch):
     stopped(results, *RUN, at=100)
-    steps, original = [], utils.run.training.Training.train_step
+    steps, original = [], Method.step
     monkeypatch.setattr(
-        utils.run.training.Training,
-        "train_step",
-        lambda self, batch: steps.append(self.cursor.step) or original(self, batch),
+        Method, "step", lambda self, batch, place: steps.append(place.step) or original(self, batch, place)
     )
     assert runner(results)(*RUN).code == 0
     assert steps == list(range(100, 145))
@@ -183,17 +182,20 @@ def test_handlers_are_as_before_after_a_run(results, number):
 class Nosy(Observer):
     """Draws from every global generator, whenever it is told something."""
 
-    def on_step(self, task, step):
+    def draw(self):
         torch.rand(3)
         np.random.rand(3)  # noqa: NPY002
         random.random()
 
+    def on_step(self, step):
+        self.draw()
+
     def on_log(self, event):
-        self.on_step(0, 0)
+        self.draw()
 
     def on_evaluation(self, event):
         event["accuracy"].clear()
-        self.on_step(0, 0)
+        self.draw()
 
     def on_start(self, total_steps, done_steps):
         torch.manual_seed(0)
@@ -275,13 +277,13 @@ def test_the_same_number_of_threads_is_no_word_worth(results, straight):
 def test_rerun_forgets_what_was_saved(results, straight, monkeypatch):
     folder = stopped(results, *RUN, at=100)
     (folder / ".checkpoint-000000101.pt.7.tmp").write_bytes(b"half")
-    seen, original = [], utils.run.training.Training.train_step
+    seen, original = [], Method.step
 
-    def step(self, batch):
-        seen.append((self.cursor.step, names(folder)))
-        return original(self, batch)
+    def step(self, batch, place):
+        seen.append((place.step, names(folder)))
+        return original(self, batch, place)
 
-    monkeypatch.setattr(utils.run.training.Training, "train_step", step)
+    monkeypatch.setattr(Method, "step", step)
     finished = runner(results)(*RUN, "--rerun")
     assert (finished.code, finished.stderr) == (0, "")
     assert seen[0] == (0, [])
@@ -327,15 +329,15 @@ def test_diverged_run_leaves_a_record_and_no_bad_checkpoint(results):
     ids=["index", "lines", "memory"],
 )
 def test_unexpected_error_is_one_line_and_in_the_record(results, straight, error, reason):
-    original = utils.run.training.Training.train_step
+    original = Method.step
 
-    def failing(self, batch):
-        if self.cursor.step == 70:
+    def failing(self, batch, place):
+        if place.step == 70:
             raise error
-        return original(self, batch)
+        return original(self, batch, place)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utils.run.training.Training, "train_step", failing)
+        patch.setattr(Method, "step", failing)
         finished = runner(results)(*RUN)
     assert finished.code == 1
     (line,) = finished.stderr.splitlines()

@@ -22,9 +22,9 @@ def device_name(text: str) -> str:
 
 def pick_device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device("cuda", 0) if name == "cuda" else torch.device(name)
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
         raise UsageError(
             f"--device {name}: this machine has {torch.cuda.device_count()} CUDA devices; use --device auto"
         )
@@ -40,7 +40,11 @@ def set_up_device(config) -> torch.device:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    return pick_device(config.device)
+    device = pick_device(config.device)
+    if device.type == "cuda":
+        # Kernels are launched on the current device, and what a record says of the machine is about it.
+        torch.cuda.set_device(device)
+    return device
 
 
 def memory_format(channels_last: str) -> torch.memory_format:
@@ -52,9 +56,19 @@ def memory_format(channels_last: str) -> torch.memory_format:
     return torch.channels_last if channels_last == "yes" else torch.contiguous_format
 
 
-def to_device(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    """A small host array as a tensor of `like`'s type and device, without waiting for the device."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array)).to(like.dtype)
-    if like.device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(like.device, non_blocking=True)
+def to_device(array: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A small host array as a tensor on the device, without waiting for it."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if dtype is not None:
+        tensor = tensor.to(dtype)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def send_together(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Small int64 host arrays as tensors on the device, in one copy and without waiting for it."""
+    arrays = [np.ascontiguousarray(array, dtype=np.int64) for array in arrays]
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    flat = to_device(np.concatenate([array.ravel() for array in arrays]), device)
+    parts = flat.split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

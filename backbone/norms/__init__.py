@@ -3,10 +3,11 @@
 A norm is registered under a name and called with the channel count first and keywords after:
 
     @NORMS.register("gn", options=(GROUPS,))
-    def group_norm(channels, *, spatial, shared, groups): ...
+    def group_norm(channels, *, spatial, groups): ...
 
-`spatial` is the size of the map it will see, () for a vector; `shared` is what the norm layers of one network
-have in common (see `backbone.norms.shared`); the rest are the norm's own options.
+`spatial` is the size of the map it will see, () for a vector, None if the network does not say; the rest are the
+norm's own options. A norm that registers with `shared=` also gets `shared`, what the norm layers of one network have
+in common (see `backbone.norms.shared`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from utils.config.registry import NORMS, Entry
 
 
 class NormFactory:
-    """Builds the norm layers of one network: `factory(64, spatial=(32, 32))`."""
+    """Builds the norm layers of one network: `factory(64, spatial=(32, 32))`, or `norm_layer=factory`."""
 
     def __init__(self, entry: Entry, options: dict[str, Any]):
         from backbone.norms.shared import SharedNormState
@@ -29,9 +30,11 @@ class NormFactory:
         taken = {option.name for option in shared_type.options}
         self.shared = shared_type(**{name: value for name, value in options.items() if name in taken})
         self.options = {name: value for name, value in options.items() if name not in taken}
+        if "shared" in entry.traits:
+            self.options["shared"] = self.shared
 
-    def __call__(self, channels: int, *, spatial: tuple[int, ...]) -> nn.Module:
-        return self.entry.build(channels, spatial=spatial, shared=self.shared, **self.options)
+    def __call__(self, channels: int, *, spatial: tuple[int, ...] | None = None) -> nn.Module:
+        return self.entry.build(channels, spatial=spatial, **self.options)
 
 
 def norm_factory(name: str, **options: Any) -> NormFactory:

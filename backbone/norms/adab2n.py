@@ -10,11 +10,12 @@ Weights, momentum and penalty concern the whole network and live in `AdaptiveBal
 
 from __future__ import annotations
 
-import numpy as np
+from functools import cache
+
 import torch
 from torch import nn
 
-from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Tasks, WeightedBatchNorm
+from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Tasks, WeightedBatchNorm, Weights
 from backbone.norms.kernels.weighted import SampleWeights
 from utils.config.options import ByFidelity, Option, Rule, choice, integer, number
 from utils.config.registry import NORMS
@@ -90,26 +91,27 @@ class AdaptiveBalance(BatchNormFamily):
         self.penalty_norm, self.penalty_steps = penalty_norm, penalty_steps
         self.running_var_start = float(running_var_start)
         self.psi = nn.ParameterList()  # one (layers,) vector per seen task, so that it grows by appending
-        self.next_eta = eta**kappa
-        if eta_start == "eta1":
-            self._advance_eta()
-        self._wants_penalty = False
-        self._penalties: list[torch.Tensor] = []
-        self._channel_factors: torch.Tensor | None = None
+        self.eta_start = eta_start
 
-    def _advance_eta(self) -> None:
-        """Eq. 17, which is the same in every layer."""
-        self.next_eta = self.next_eta / (self.next_eta + (1 - self.base_eta) ** self.kappa)
+    # --- momentum, Eq. 17 --------------------------------------------------------------------------------------
 
-    def momentum(self) -> float:
-        return self.next_eta
+    def counters(self) -> dict[str, torch.Tensor]:
+        eta = torch.tensor(self.base_eta**self.kappa, dtype=torch.float64)
+        if self.eta_start == "eta1":
+            self._advance([eta])
+        return super().counters() | {"eta": eta}
 
-    def get_extra_state(self) -> torch.Tensor:
-        return torch.tensor([self.updates, self.next_eta], dtype=torch.float64)
+    def _advance(self, etas: list[torch.Tensor]) -> None:
+        torch._foreach_div_(etas, torch._foreach_add(etas, (1 - self.base_eta) ** self.kappa))
 
-    def set_extra_state(self, state: torch.Tensor) -> None:
-        super().set_extra_state(state)
-        self.next_eta = float(state[1])
+    def momentum(self, layer: WeightedBatchNorm) -> torch.Tensor:
+        return layer.eta
+
+    # --- task weights, Eq. 14 ----------------------------------------------------------------------------------
+
+    def begin_task(self) -> list[nn.Parameter]:
+        self.psi.append(nn.Parameter(self.like.new_zeros(self.n_layers)))
+        return [self.psi[-1]]
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
         saved = sum(key.startswith(f"{prefix}psi.") for key in state_dict)
@@ -117,50 +119,46 @@ class AdaptiveBalance(BatchNormFamily):
             self.begin_task()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def begin_task(self) -> list[nn.Parameter]:
-        like = self.layers[0].weight
-        self.psi.append(nn.Parameter(torch.zeros(len(self.layers), dtype=like.dtype, device=like.device)))
-        return [self.psi[-1]]
+    def check_tasks(self, highest: int) -> None:
+        if highest >= len(self.psi):
+            raise ValueError(f"a batch holds samples of task {highest}, which has not begun")
 
-    def tasks_seen(self) -> int:
-        return len(self.psi)
-
-    def weigh(self, tasks: Tasks) -> list[SampleWeights]:
-        if len(tasks.counts) > len(self.psi):
-            raise ValueError(f"a batch holds samples of task {len(tasks.counts) - 1}, which has not begun")
-        weights = self.task_weights(tasks.on_device(tasks.counts)).T @ tasks.on_device(tasks.share).T
+    def weigh(self, tasks: Tasks) -> Weights:
+        members = tasks.members(len(self.psi))
+        counts = members.sum(0)
+        of_tasks = self.task_weights(counts.to(tasks.dtype))
+        share = (members / counts.clamp(min=1).double()).to(tasks.dtype)  # 1 / N_t where sample n is of task t
         same_task = tasks.same_task() if self.variance == "within" else None
-        return [SampleWeights(of_layer, same_task=same_task) for of_layer in weights.unbind()]
+        by_layer = (of_tasks.T @ share.T).unbind()
+        return Weights([SampleWeights(of_layer, same_task=same_task) for of_layer in by_layer], of_tasks)
 
     def task_weights(self, counts: torch.Tensor) -> torch.Tensor:
-        """p of Eq. 14 for all layers: (tasks, layers) from the (tasks,) sample counts of a batch."""
+        """p for all layers: (tasks, layers) from the (tasks,) sample counts of a batch."""
         pseudo = torch.stack(list(self.psi)).exp() + counts.unsqueeze(1)
         counted = pseudo if self.absent_tasks == "counted" else pseudo * (counts > 0).unsqueeze(1)
         return pseudo / counted.sum(0)
 
-    def begin_step(self, task: int, replayed: bool) -> float:
+    # --- penalty, Eq. 15 ---------------------------------------------------------------------------------------
+
+    def penalty_weight(self, task: int, replayed: bool) -> float:
         due = task >= self.first_task and (replayed or self.penalty_steps == "all")
-        self._wants_penalty = due and self.lambd > 0
-        self._penalties = []
-        return self.lambd if self._wants_penalty else 0.0
+        return self.lambd if due else 0.0
 
-    def after_update(self, batch: list[torch.Tensor], running: list[torch.Tensor]) -> None:
-        """The penalty, Eq. 15, against the running statistics that have just been updated."""
-        self._advance_eta()
-        if self._wants_penalty:
-            distance = torch.cat(batch) - torch.cat(running)
-            self._penalties.append(distance.square() @ self._factor_of_channels(distance))
+    def after_update(self, layers, batch, running, penalized: bool) -> torch.Tensor | None:
+        """The distance to the running statistics that have just been updated."""
+        self._advance([layer.eta for layer in layers])
+        if not penalized:
+            return None
+        distance = torch.cat(batch) - torch.cat(running)
+        sizes = tuple(len(statistic) for statistic in running)
+        return distance.square() @ _factor_of_channels(sizes, self.penalty_norm, distance.dtype, distance.device)
 
-    def _factor_of_channels(self, like: torch.Tensor) -> torch.Tensor:
-        """1 for the sum over channels, 1/C for the mean, of every channel of every layer."""
-        if self._channel_factors is None or self._channel_factors.device != like.device:
-            sizes = np.array([len(statistic) for statistic in self.running_statistics()])
-            factors = 1 / sizes if self.penalty_norm == "mean" else np.ones(len(sizes))
-            self._channel_factors = torch.tensor(factors.repeat(sizes), dtype=like.dtype, device=like.device)
-        return self._channel_factors
 
-    def penalty(self) -> torch.Tensor:
-        return sum(self._penalties)
+@cache
+def _factor_of_channels(sizes: tuple[int, ...], norm: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """1 for the sum over channels, 1/C for the mean, of every channel of every layer."""
+    factors = [1 / size if norm == "mean" else 1.0 for size in sizes for _ in range(size)]
+    return torch.tensor(factors, dtype=dtype, device=device)
 
 
 @NORMS.register(

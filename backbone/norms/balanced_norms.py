@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from backbone.norms.batch_norm import MOMENTUM
-from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Tasks, WeightedBatchNorm
+from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Tasks, WeightedBatchNorm, Weights
 from backbone.norms.kernels.weighted import SampleWeights
 from utils.config.registry import NORMS
 
@@ -11,21 +13,21 @@ from utils.config.registry import NORMS
 class BalancedRunning(BatchNormFamily):
     """BNT (Zhou et al. 2022): trains like BN; every task of a batch counts the same in the running statistics."""
 
-    def momentum(self) -> float:
+    def momentum(self, layer) -> float:
         return MOMENTUM
 
-    def weigh(self, tasks: Tasks) -> list[SampleWeights]:
-        return [SampleWeights(running=tasks.balanced())] * len(self.layers)
+    def weigh(self, tasks: Tasks) -> Weights:
+        return Weights([SampleWeights(running=tasks.balanced())] * self.n_layers)
 
 
 class BalancedThroughout(BatchNormFamily):
     """TBBN (Cha et al. 2023): task-balanced statistics, and task-balanced gradients of the scale and shift."""
 
-    def momentum(self) -> float:
+    def momentum(self, layer) -> float:
         return MOMENTUM
 
-    def weigh(self, tasks: Tasks) -> list[SampleWeights]:
-        return [SampleWeights(tasks.balanced(), balanced_affine=True)] * len(self.layers)
+    def weigh(self, tasks: Tasks) -> Weights:
+        return Weights([SampleWeights(tasks.balanced(), balanced_affine=True)] * self.n_layers)
 
 
 class CumulativeAverage(BatchNormFamily):
@@ -33,8 +35,8 @@ class CumulativeAverage(BatchNormFamily):
 
     unbiased_running_var = True
 
-    def momentum(self) -> float:
-        return 1 / (self.updates + 1)
+    def momentum(self, layer) -> torch.Tensor:
+        return 1 / (layer.updates + 1).double()
 
 
 @NORMS.register("bnt", help="BN with task-balanced running statistics", options=(NORM_IMPL,), shared=BalancedRunning)

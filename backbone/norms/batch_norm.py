@@ -1,5 +1,6 @@
 """`bn`: torch's own Batch Normalization (Ioffe & Szegedy 2015), momentum 0.1, unbiased running variance."""
 
+import torch
 from torch import nn
 
 from backbone.norms.group_norm import EPS
@@ -8,11 +9,16 @@ from utils.config.registry import NORMS
 MOMENTUM = 0.1
 
 
-def batch_norm_layer(channels: int, spatial: tuple[int, ...], *, affine: bool = True) -> nn.Module:
-    layer = nn.BatchNorm2d if spatial else nn.BatchNorm1d
-    return layer(channels, eps=EPS, momentum=MOMENTUM, affine=affine)
+class BatchNorm(nn.modules.batchnorm._BatchNorm):
+    """torch's, for vectors and maps alike, and not an `nn.BatchNorm2d`: networks of other libraries initialize those,
+    and fail without affine."""
+
+    def __init__(self, channels: int, *, affine: bool = True):
+        super().__init__(channels, eps=EPS, momentum=MOMENTUM, affine=affine)
+
+    def _check_input_dim(self, input: torch.Tensor) -> None: ...
 
 
 @NORMS.register("bn", help="batch normalization, torch's own")
-def batch_norm(channels, *, spatial, shared):
-    return batch_norm_layer(channels, spatial)
+def batch_norm(channels, *, spatial):
+    return BatchNorm(channels)

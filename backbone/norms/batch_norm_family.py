@@ -1,28 +1,27 @@
-"""The batch-norm family on the weighted primitive: one layer, and the state its layers share in a network.
+"""The batch-norm family on the weighted primitive: one layer, and what its layers share in a network.
 
 A member is a subclass of `BatchNormFamily` that says how samples are weighted, for normalizing and for the running
-statistics, and with which momentum the latter move. Weights, momentum and running updates are computed once per
-forward for all layers.
+statistics, and with which momentum the latter move. Weights and running updates are computed for all layers at once.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
 from backbone.norms.group_norm import EPS
-from backbone.norms.kernels.compiled_passes import CompiledPasses, why_not
-from backbone.norms.kernels.fused import TensorPasses, fused
-from backbone.norms.kernels.weighted import UNIFORM, Normalized, SampleWeights, reference
-from backbone.norms.shared import SharedNormState
+from backbone.norms.kernels.weighted import UNIFORM, Normalized, SampleWeights, no_autocast, reference
+from backbone.norms.shared import ForwardPass, SharedNormState
 from utils.config.options import Option, choice
-from utils.device import to_device
 from utils.errors import TOO_FEW_VALUES, UsageError
+from utils.step import Normalization
 
 NORM_IMPL = Option(
     "norm_impl",
@@ -39,18 +38,49 @@ def weighted_batch_norm(a, by: SampleWeights, gamma, beta, eps: float, impl: str
     """The primitive in the implementation that `--norm_impl` names."""
     if impl == "reference":
         return reference(a, by, gamma, beta, eps)
+    from backbone.norms.kernels.fused import fused
+
     return fused(a, by, gamma, beta, eps, passes_of(impl, a.device.type))
 
 
 @cache
 def passes_of(impl: str, device: str) -> type:
+    """Kernels are imported by the runs that use them: not every machine has Triton, or a compiler."""
     if impl == "triton" or (impl == "auto" and device == "cuda"):
         from backbone.norms.kernels.triton_passes import TritonPasses
 
         return TritonPasses
-    if impl == "compiled" or (impl == "auto" and device == "cpu" and why_not() is None):
+    if impl == "compiled" or (impl == "auto" and device == "cpu" and why_not_compiled() is None):
+        from backbone.norms.kernels.compiled_passes import CompiledPasses
+
         return CompiledPasses
+    from backbone.norms.kernels.fused import TensorPasses
+
     return TensorPasses
+
+
+def why_not_compiled() -> str | None:
+    from backbone.norms.kernels.compiled_passes import why_not
+
+    return why_not()
+
+
+class Weights(NamedTuple):
+    """How the samples of a batch count in every layer, and what that gives their tasks where the norm knows."""
+
+    by_layer: list[SampleWeights]
+    of_tasks: torch.Tensor | None = None  # (tasks, layers)
+
+
+class FamilyPass(ForwardPass):
+    """A training forward under way: the layers look up their weights and leave what they computed."""
+
+    def __init__(self, weights: Weights | None, penalized: bool):
+        self.weights, self.penalized = weights, penalized
+        self.done: dict[int, tuple[WeightedBatchNorm, Normalized]] = {}
+
+    def weights_of(self, layer: int) -> SampleWeights:
+        return UNIFORM if self.weights is None else self.weights.by_layer[layer]
 
 
 class BatchNormFamily(SharedNormState):
@@ -63,101 +93,122 @@ class BatchNormFamily(SharedNormState):
     def __init__(self, *, norm_impl: str):
         super().__init__()
         self.impl = norm_impl
-        self.layers: list[WeightedBatchNorm] = []  # a plain list: the network owns the layers
-        self.updates = 0
-        self._weights: list[SampleWeights] = []
-        self._statistics: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.n_layers = 0
+        self.under_way: FamilyPass | None = None
+        # Where new parameters belong, and of which type: it moves with the network.
+        self.register_buffer("like", torch.empty(0), persistent=False)
 
     def check_device(self, device: torch.device) -> None:
         if self.impl == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise UsageError("--norm_impl triton needs a CUDA device (or TRITON_INTERPRET=1, for tests); use auto")
-        if self.impl == "compiled" and (device.type == "cuda" or why_not()):
-            raise UsageError(f"--norm_impl compiled needs a CPU and a C compiler ({why_not() or device}); use auto")
-        if self.impl == "auto" and device.type == "cpu" and why_not():
-            print(f"note: {why_not()}; norm layers use tensor operations: same numbers, slower", file=sys.stderr)
+        if self.impl == "compiled" and (device.type == "cuda" or why_not_compiled()):
+            raise UsageError(
+                f"--norm_impl compiled needs a CPU and a C compiler ({why_not_compiled() or device}); use auto"
+            )
+        if self.impl == "auto" and device.type == "cpu" and (reason := why_not_compiled()):
+            print(f"note: {reason}; norm layers use tensor operations: same numbers, slower", file=sys.stderr)
 
     # --- what a member decides ---------------------------------------------------------------------------------
 
-    def momentum(self) -> float:
-        """Of the next running update. On the host: reading it never waits for a device."""
+    def counters(self) -> dict[str, torch.Tensor]:
+        """The buffers that a layer counts its batches with, as they are before the first."""
+        return {"updates": torch.zeros((), dtype=torch.int64)}
+
+    def momentum(self, layer: WeightedBatchNorm) -> float | torch.Tensor:
+        """Of the layer's next running update; a tensor where it changes, so that nothing waits for a device."""
         raise NotImplementedError
 
-    def tasks_seen(self) -> int:
-        """As far as the norm keeps count."""
-        return 0
+    def weigh(self, tasks: Tasks) -> Weights | None:
+        """The weights in a batch with samples of these tasks; None: every sample counts the same."""
+        return None
 
-    def weigh(self, tasks: Tasks) -> list[SampleWeights]:
-        """The weights of every layer in a batch with samples of these tasks."""
-        return [UNIFORM] * len(self.layers)
+    def after_update(self, layers, batch: list[torch.Tensor], running: list[torch.Tensor], penalized: bool):
+        """The running statistics have moved towards the (differentiable) ones of the batch; returns the penalty."""
 
     # --- the course of a forward -------------------------------------------------------------------------------
 
-    def begin_forward(self, inputs: torch.Tensor, tasks: np.ndarray | None) -> None:
-        self._statistics = {}
-        if tasks is None:
-            self._weights = [UNIFORM] * len(self.layers)
-            return
-        known = Tasks(np.asarray(tasks), self.tasks_seen(), self.layers[0].weight)
-        with torch.autocast(inputs.device.type, enabled=False):
-            self._weights = self.weigh(known)
+    @contextmanager
+    def forward_pass(self, tasks: torch.Tensor | None, *, penalized: bool = False) -> Iterator[FamilyPass]:
+        with no_autocast(self.like.device):
+            weights = None if tasks is None else self.weigh(Tasks(tasks, self.like.dtype))
+        self.under_way = this = FamilyPass(weights, penalized)
+        try:
+            yield this
+        finally:
+            self.under_way = None
+        with no_autocast(self.like.device):
+            this.report = self._finish(this)
 
-    def normalize(self, layer: WeightedBatchNorm, a: torch.Tensor) -> torch.Tensor:
-        index = layer.index
-        done = weighted_batch_norm(a, self._weights[index], layer.weight, layer.bias, EPS, self.impl)
-        mu, sigma2 = done.running_mu, done.running_sigma2
-        if self.unbiased_running_var:
-            count = a.numel() // a.shape[1]
-            sigma2 = sigma2 * (count / (count - 1))
-        self._statistics[index] = (mu, sigma2)
-        return done.out
-
-    def end_forward(self) -> None:
-        means, variances = zip(*(self._statistics[layer.index] for layer in self.layers), strict=True)
-        self._statistics = {}
-        batch = [*means, *variances]
-        running = self.running_statistics()
+    def _finish(self, this: FamilyPass) -> Normalization:
+        """Layers that did not run are left as they are."""
+        numbers = sorted(this.done)
+        if not numbers:
+            return Normalization()
+        layers, done = zip(*(this.done[number] for number in numbers), strict=True)
+        batch = [found.running_mu for found in done] + [found.running_sigma2 for found in done]
+        running = [layer.running_mean for layer in layers] + [layer.running_var for layer in layers]
         with torch.no_grad():
-            torch._foreach_lerp_(running, batch, self.momentum())
-        self.updates += 1
-        self.after_update(batch, running)
+            move_towards(running, batch, [self.momentum(layer) for layer in layers] * 2)
+            torch._foreach_add_([layer.updates for layer in layers], 1)
+        return Normalization(
+            layers=tuple(numbers),
+            means=tuple(found.mu for found in done),
+            variances=tuple(found.sigma2 for found in done),
+            task_weights=None if this.weights is None else this.weights.of_tasks,
+            penalty=self.after_update(layers, batch, running, this.penalized),
+        )
 
-    def running_statistics(self) -> list[torch.Tensor]:
-        return [layer.running_mean for layer in self.layers] + [layer.running_var for layer in self.layers]
 
-    def after_update(self, batch: list[torch.Tensor], running: list[torch.Tensor]) -> None:
-        """The running statistics have moved towards the (differentiable) ones of the batch."""
+def move_towards(running: list[torch.Tensor], batch: list[torch.Tensor], momenta: list[float | torch.Tensor]) -> None:
+    """running += momentum (batch - running), in place."""
+    if not isinstance(momenta[0], torch.Tensor):
+        torch._foreach_lerp_(running, batch, momenta[0])
+        return
+    dtype = running[0].dtype
+    if running[0].device.type == "cpu":
+        for old, new, momentum in zip(running, batch, momenta, strict=True):
+            old.lerp_(new, momentum.to(dtype))
+        return
+    # On a device a call costs more than the work: few of them, whatever the number of layers.
+    sizes = [len(old) for old in running]
+    each = torch.stack(momenta).to(dtype)[_owner_of_channel(tuple(sizes), running[0].device)]
+    moved = torch.lerp(torch.cat(running), torch.cat(batch), each)
+    torch._foreach_copy_(running, list(moved.split(sizes)))
 
-    def get_extra_state(self) -> torch.Tensor:
-        return torch.tensor([self.updates], dtype=torch.float64)
 
-    def set_extra_state(self, state: torch.Tensor) -> None:
-        self.updates = int(state[0])
+@cache
+def _owner_of_channel(sizes: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """(all channels,) the tensor that each channel of the concatenated ones belongs to."""
+    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(device)
 
 
 class Tasks:
-    """The tasks of a batch: host counts, and the (samples, tasks) matrix of shares on the device."""
+    """The tasks of a batch's samples, counted where they are."""
 
-    def __init__(self, tasks: np.ndarray, seen: int, like: torch.Tensor):
-        self.like = like
-        self.counts = np.bincount(tasks, minlength=seen)
-        present = np.maximum(self.counts, 1)
-        #: 1 / N_t where sample n is of task t, else 0
-        self.share = (tasks[:, None] == np.arange(len(self.counts))) / present
+    def __init__(self, of_sample: torch.Tensor, dtype: torch.dtype):
+        self.of_sample, self.dtype = of_sample, dtype
+
+    def members(self, n_tasks: int) -> torch.Tensor:
+        """(samples, tasks): whether the sample is of the task."""
+        return self.of_sample.unsqueeze(1) == torch.arange(n_tasks, device=self.of_sample.device)
 
     def balanced(self) -> torch.Tensor:
         """(N,) weights with which every present task counts the same."""
-        return self.on_device(self.share.sum(1) / np.count_nonzero(self.counts))
+        same = self._same()
+        is_first = ~same.tril(-1).any(1)  # of its task
+        return (1 / same.sum(1, dtype=torch.float64) / is_first.sum()).to(self.dtype)
 
     def same_task(self) -> torch.Tensor:
         """(N, N) average over the samples of one's own task."""
-        return self.on_device(self.share @ (self.share > 0).T)
+        same = self._same()
+        return (same / same.sum(1, dtype=torch.float64)).to(self.dtype)
 
-    def on_device(self, array: np.ndarray) -> torch.Tensor:
-        return to_device(array, self.like)
+    def _same(self) -> torch.Tensor:
+        return self.of_sample.unsqueeze(1) == self.of_sample
 
 
 class WeightedBatchNorm(nn.Module):
-    """One layer: scale, shift and running statistics."""
+    """One layer: scale, shift, running statistics and the counters of their momentum."""
 
     def __init__(self, channels: int, shared: BatchNormFamily):
         super().__init__()
@@ -165,16 +216,45 @@ class WeightedBatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.full((channels,), shared.running_var_start))
-        self.index = len(shared.layers)
-        shared.layers.append(self)
+        counters = shared.counters()
+        self.counter_names = tuple(counters)
+        for name, counter in counters.items():
+            self.register_buffer(name, counter)
+        self.number = shared.n_layers
+        shared.n_layers += 1
         object.__setattr__(self, "shared", shared)  # a reference, not a submodule: the network owns it once
 
+    def _apply(self, fn, recurse: bool = True) -> WeightedBatchNorm:
+        """Counters keep their type, whatever the type of the network: a rounded momentum would go astray."""
+        exact = {name: getattr(self, name) for name in self.counter_names}
+        super()._apply(fn, recurse)
+        for name, counter in exact.items():
+            setattr(self, name, counter.to(self.running_mean.device))
+        return self
+
     def forward(self, a: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            if a.numel() <= a.shape[1]:
-                # In the words of torch's own layers, so that one place can explain both.
-                raise ValueError(f"{TOO_FEW_VALUES} when training, got input size {tuple(a.shape)}")
-            return self.shared.normalize(self, a)
-        # Until the first batch the statistics are those of an untrained layer, wherever the variance starts.
-        var = self.running_var if self.shared.updates else torch.ones_like(self.running_var)
+        return self._trained(a) if self.training else self._evaluated(a)
+
+    def _trained(self, a: torch.Tensor) -> torch.Tensor:
+        this = self.shared.under_way
+        if this is None or self.number in this.done:
+            raise RuntimeError(
+                "a layer of this norm trains once in a network's forward: call the network, whose `output` brackets "
+                "its layers with `norms.forward_pass`"
+            )
+        if a.numel() <= a.shape[1]:
+            # In the words of torch's own layers, so that one place can explain both.
+            raise ValueError(f"{TOO_FEW_VALUES} when training, got input size {tuple(a.shape)}")
+        found = weighted_batch_norm(a, this.weights_of(self.number), self.weight, self.bias, EPS, self.shared.impl)
+        if self.shared.unbiased_running_var:
+            count = a.numel() // a.shape[1]
+            found = found._replace(running_sigma2=found.running_sigma2 * (count / (count - 1)))
+        this.done[self.number] = self, found
+        return found.out
+
+    def _evaluated(self, a: torch.Tensor) -> torch.Tensor:
+        var = self.running_var
+        if self.shared.running_var_start != 1:
+            # Until the first batch the statistics are those of an untrained layer, wherever the variance starts.
+            var = torch.where(self.updates > 0, var, torch.ones_like(var))
         return nn.functional.batch_norm(a, self.running_mean, var, self.weight, self.bias, training=False, eps=EPS)

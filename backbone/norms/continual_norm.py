@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from backbone.norms.batch_norm import batch_norm_layer
+from backbone.norms.batch_norm import BatchNorm
 from backbone.norms.group_norm import GROUPS, grouped
 from utils.config.options import ByFidelity, Option, choice
 from utils.config.registry import NORMS
@@ -16,8 +16,8 @@ AFFINE = Option(
 
 
 @NORMS.register("cn", help="continual normalization: groups, then the batch", options=(GROUPS, AFFINE))
-def continual_norm(channels, *, spatial, shared, groups, cn_affine):
+def continual_norm(channels, *, spatial, groups, cn_affine):
     return nn.Sequential(
         grouped(groups, channels, spatial, affine=False),
-        batch_norm_layer(channels, spatial, affine=cn_affine == "learned"),
+        BatchNorm(channels, affine=cn_affine == "learned"),
     )

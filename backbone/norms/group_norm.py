@@ -2,7 +2,9 @@
 
 import math
 
+import torch
 from torch import nn
+from torch.nn import functional as F
 
 from utils.config.options import Option, integer
 from utils.config.registry import NORMS
@@ -12,20 +14,39 @@ EPS = 1e-5
 GROUPS = Option("groups", integer(1), "channel groups of the norms gn and cn", default=32)
 
 
-def grouped(groups: int, channels: int, spatial: tuple[int, ...], *, affine: bool) -> nn.GroupNorm:
+class GroupNorm(nn.Module):
+    """torch's, but not an `nn.GroupNorm`: networks of other libraries initialize those, and fail without affine."""
+
+    def __init__(self, groups: int, channels: int, *, affine: bool):
+        super().__init__()
+        self.groups = groups
+        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        refuse_single_values(a.numel() // (a.shape[0] * self.groups))
+        return F.group_norm(a, self.groups, self.weight, self.bias, EPS)
+
+
+def refuse_single_values(values: int) -> None:
+    if values == 1:
+        raise UsageError(
+            "normalization of a single value is always zero: use another --norm, fewer --groups, "
+            "or a larger image with a convolutional backbone"
+        )
+
+
+def grouped(groups: int, channels: int, spatial: tuple[int, ...] | None, *, affine: bool) -> GroupNorm:
     if channels % groups:
         raise UsageError(
             f"{groups} groups do not divide {channels} channels: set --groups to a divisor, "
             f"or --num_filters to a multiple of {groups}"
         )
-    if channels // groups * math.prod(spatial) == 1:
-        raise UsageError(
-            "normalization of a single value is always zero: use another --norm, fewer --groups, "
-            "or a larger image with a convolutional backbone"
-        )
-    return nn.GroupNorm(groups, channels, eps=EPS, affine=affine)
+    if spatial is not None:  # else the first forward will show
+        refuse_single_values(channels // groups * math.prod(spatial))
+    return GroupNorm(groups, channels, affine=affine)
 
 
 @NORMS.register("gn", help="group normalization, --groups groups", options=(GROUPS,))
-def group_norm(channels, *, spatial, shared, groups):
+def group_norm(channels, *, spatial, groups):
     return grouped(groups, channels, spatial, affine=True)

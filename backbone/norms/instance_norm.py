@@ -13,5 +13,5 @@ AFFINE = Option(
 
 
 @NORMS.register("in", help="instance normalization", options=(AFFINE,))
-def instance_norm(channels, *, spatial, shared, in_affine):
+def instance_norm(channels, *, spatial, in_affine):
     return grouped(channels, channels, spatial, affine=in_affine == "channel")

@@ -5,6 +5,7 @@ from torch import nn
 from backbone.norms.group_norm import EPS, grouped
 from utils.config.options import ByFidelity, Option, choice
 from utils.config.registry import NORMS
+from utils.errors import UsageError
 
 AFFINE = Option(
     "ln_affine",
@@ -15,7 +16,11 @@ AFFINE = Option(
 
 
 @NORMS.register("ln", help="layer normalization", options=(AFFINE,))
-def layer_norm(channels, *, spatial, shared, ln_affine):
+def layer_norm(channels, *, spatial, ln_affine):
     if ln_affine == "channel":
         return grouped(1, channels, spatial, affine=True)
+    if spatial is None:
+        raise UsageError(
+            "--ln_affine element needs the size of every map, which this backbone does not say; use --ln_affine channel"
+        )
     return nn.LayerNorm((channels, *spatial), eps=EPS)

@@ -1,16 +1,28 @@
-"""What the norm layers of one network share, and the two calls that bracket a network's forward.
+"""What the norm layers of one network have in common: who weighs the samples of a forward, and what it costs.
 
-The plain norms share nothing: this base class answers every question with "no". A norm that looks at tasks
+The plain norms have nothing in common: this base class answers every question with "no". A norm that looks at tasks
 registers with `shared=` a subclass of it (see `backbone.norms.adab2n`).
+
+State lives in parameters and buffers alone. Between two forwards there is nothing else, so a network can be copied,
+saved or compiled at any time.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 
 from utils.config.options import Option
+from utils.step import Normalization
+
+
+class ForwardPass:
+    """One training forward: what its layers look up, and what they did once it is over."""
+
+    report = Normalization()
 
 
 class SharedNormState(nn.Module):
@@ -23,16 +35,15 @@ class SharedNormState(nn.Module):
         """One more task has been seen; returns parameters that came into being with it."""
         return []
 
-    def begin_forward(self, inputs: torch.Tensor, tasks: np.ndarray | None) -> None:
-        """A training forward starts. `tasks` holds each sample's task, or None for plain batch statistics."""
+    def check_tasks(self, highest: int) -> None:
+        """Refuse samples of a task that has not begun, which a forward on a device could not see."""
 
-    def end_forward(self) -> None:
-        """All layers have run."""
+    @contextmanager
+    def forward_pass(self, tasks: torch.Tensor | None, *, penalized: bool = False) -> Iterator[ForwardPass]:
+        """Around a network's training forward. `tasks` holds each sample's task, or None for plain batch statistics;
+        `penalized` asks for the penalty."""
+        yield ForwardPass()
 
-    def begin_step(self, task: int, replayed: bool) -> float:
-        """A training step starts; returns the factor of `penalty()` in its loss, 0 where there is none."""
+    def penalty_weight(self, task: int, replayed: bool) -> float:
+        """The factor of the penalty in the loss of a step of this task, 0 where there is none."""
         return 0.0
-
-    def penalty(self) -> torch.Tensor:
-        """The penalty of all training forwards since the step began."""
-        raise NotImplementedError(f"{type(self).__name__} has no penalty")

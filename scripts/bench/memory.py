@@ -12,6 +12,7 @@ import sys
 
 from utils.tables import aligned
 
+FEW_STEPS = 20
 DATA = {"CIFAR (60,000 x 32 x 32)": (32, 60_000), "Mini-ImageNet (60,000 x 84 x 84)": (84, 60_000)}
 CHILD = """
 import json, sys
@@ -33,41 +34,44 @@ def resident_bytes() -> int:
 
 def grown(size: int, images: int, buffer_size: int) -> dict:
     """Resident bytes after a few steps on `images` images with a full buffer."""
-    import numpy as np
     import torch
 
-    from datasets.dataset import RawData, in_task_order
     from scripts.bench.step import OneLayer
+    from scripts.bench.workloads import cut
     from utils.config.arguments import resolve
-    from utils.data.stream import Augmentation, Stream, StreamSpec, bounds
     from utils.run.build import build_method
     from utils.run.training import Training
 
     torch.set_num_threads(1)
+    config = resolve({"model": "er_ace", "dataset": "seq-cifar10", "buffer_size": buffer_size, "batch_size": 10})
+    stream = noise(size, images, config)
+    method = build_method(config, stream.spec, OneLayer(3 * size * size), torch.device("cpu"))
+    method.buffer.images.fill_(1)  # as a full buffer: untouched memory is not resident
+    Training(config, cut(stream, 0, FEW_STEPS), method).train_epoch()
+    held = len(stream.train_data) + len(stream.test_data)
+    return {"resident": resident_bytes(), "data": held * 3 * size**2, "buffer": buffer_size * 3 * size**2}
+
+
+def noise(size: int, images: int, config):
+    """Put into the order of tasks as a data set's images are, which are let go after it."""
+    import numpy as np
+
+    from datasets.dataset import in_task_order
+    from utils.data.augment import Crop, Flip
+    from utils.data.stream import StreamSpec, TensorStream, ranges
+
     train, test = images * 5 // 6 // 10 * 10, images // 6 // 10 * 10
-    spec = StreamSpec("noise", "class", 5, 10, (3, size, size), (0.5,) * 3, (0.25,) * 3, Augmentation(4, True),
+    spec = StreamSpec("noise", "class", 5, 10, (3, size, size), (0.5,) * 3, (0.25,) * 3, (Crop(4), Flip()),
                       (train // 5,) * 5, (test // 5,) * 5)  # fmt: skip
     rng = np.random.default_rng(0)
 
     def raw(count: int):
         return rng.integers(0, 256, (count, 3, size, size), dtype=np.uint8), np.arange(count) % 10
 
-    data = RawData(*raw(train), *raw(test))
-    stream = Stream(
-        spec,
-        in_task_order(data.train_images, data.train_labels, spec, spec.train_sizes),
-        in_task_order(data.test_images, data.test_labels, spec, spec.test_sizes),
-        bounds(spec.train_sizes),
-        bounds(spec.test_sizes),
-    )
-    del data
-    config = resolve({"model": "er_ace", "dataset": "seq-cifar10", "buffer_size": buffer_size, "batch_size": 10})
-    net = OneLayer(3 * size * size)
-    training = Training(config, stream, net, build_method(config, spec, net, torch.device("cpu")))
-    training.method.buffer.images.fill_(1)  # as a full buffer: untouched memory is not resident
-    training.build_optimizer()
-    training.train_epoch(stream.train(0).part(0, 200))
-    return {"resident": resident_bytes(), "data": (train + test) * 3 * size**2, "buffer": buffer_size * 3 * size**2}
+    raw_train, raw_test = raw(train), raw(test)  # both are there at once, as they are after reading
+    splits = in_task_order(*raw_train, spec, spec.train_sizes), in_task_order(*raw_test, spec, spec.test_sizes)
+    where = ranges(spec.train_sizes), ranges(spec.test_sizes)
+    return TensorStream(spec, *splits, *where, config.seed, config.batch_size)
 
 
 def measured(*numbers: int) -> dict:

@@ -20,12 +20,13 @@ net = torchvision.models.resnet18(num_classes=10)
 """
 FIRST_STEP = """
 import os, sys
-import main, utils.run.training
-step = utils.run.training.Training.train_step
-def stop(self, batch):
-    step(self, batch)
+import main
+from models.method import Method
+step = Method.step
+def stop(self, batch, place):
+    step(self, batch, place)
     os._exit(0)
-utils.run.training.Training.train_step = stop
+Method.step = stop
 main.main(sys.argv[1:])
 """
 IMPORTS = "import utils.run.training, utils.run.execution; from utils.config import arguments; arguments.build_parser()"

@@ -19,12 +19,15 @@ from torch.nn import functional as F
 
 from backbone.network import Network
 from backbone.norms import norm_factory
-from models.method import CURRENT
 from scripts.bench import baseline, workloads
 from scripts.bench.timing import interleaved, ratio
-from utils.run.checkpoints import Checkpoints, Interval
+from utils.config.loop_options import Interval
+from utils.data.stream import picked
+from utils.device import to_device
+from utils.run.checkpoints import Checkpoints
 from utils.run.observers import JsonLines
-from utils.run.training import Cursor, Training, forward_parts
+from utils.run.training import Cursor, Training
+from utils.step import CURRENT, Batch, Output, forwards_of, total
 from utils.tables import aligned
 
 STEPS = 10  # of one timed repetition
@@ -85,33 +88,37 @@ def epoch_of_steps(training: Training, folder: Path, steps: int = STEPS) -> Call
     training.observers = [JsonLines(folder / "metrics.jsonl")]
     training.observers[0].on_start(0, 0)
     training.checkpoints = Checkpoints(folder, {}, Interval(seconds=300))
-    data = training.stream.train(1).part(0, steps * training.config.batch_size)
+    training.stream = workloads.cut(training.stream, 1, steps)
 
     def run() -> None:
         training.cursor = Cursor(task=1, step=training.cursor.step)
-        training.train_epoch(data)
+        training.train_epoch()
 
     return run
 
 
 def bare_steps(training: Training, steps: int = STEPS) -> Callable[[], None]:
     """The network alone: what the step forwards, with a loss, the backward and the optimizer, on tensors at hand."""
-    batch = training.stream.train(1).part(0, training.config.batch_size)
-    parts = training.method.parts(batch, workloads.second_task(training))
-    joint, net, optimizer = training.config.replay_forward == "joint", training.net, training.optimizer
+    method, place = training.method, workloads.second_task(training)
+    batches = method.batches(workloads.first_batch(training), place)
+    norms, optimizer = method.net.norms, method.optimizer
 
     def run() -> None:
         for _ in range(steps):
-            weight = net.begin_step(1, True)
-            outputs = forward_parts(net, parts, joint=joint)
-            loss = sum(F.cross_entropy(outputs[name].logits, part.labels) for name, part in parts.items())
+            weight = norms.penalty_weight(place.task, True)
+            outputs = method.forward(batches, replayed=True, penalized=weight > 0)
+            loss = cross_entropies(batches, outputs)
             if weight:
-                loss = loss + weight * net.penalty()
+                loss = loss + weight * total(found.penalty for found in forwards_of(outputs))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
     return run
+
+
+def cross_entropies(batches: dict[str, Batch], outputs: dict[str, Output]) -> torch.Tensor:
+    return total(F.cross_entropy(outputs[name].logits, batch.labels) for name, batch in batches.items())
 
 
 # --- the framework's own cost -----------------------------------------------------------------------------------------
@@ -123,7 +130,7 @@ class OneLayer(Network):
         self.classifier = nn.Linear(inputs, 10)
 
     def body(self, x):
-        return self.classifier(x.flatten(1)), []
+        return x.flatten(1), ()
 
 
 def own_cost(arguments) -> dict:
@@ -131,7 +138,7 @@ def own_cost(arguments) -> dict:
     options = {"model": "er_ace", "norm": "bn", "buffer_size": 500, "channels_last": "no"}
     with tempfile.TemporaryDirectory() as folder:
         training = workloads.training_in_second_task(net=OneLayer(), **options)
-        data = training.stream.train(1)
+        data = training.stream.task_data(1)
         plain = baseline.pil_step(OneLayer(), data.images, data.labels, 10, 500)
         candidates = {
             "loop": epoch_of_steps(training, Path(folder), SMALL_STEPS),
@@ -158,6 +165,7 @@ def own_cost(arguments) -> dict:
 def own_parts(seconds: dict[str, np.ndarray], log_every: int) -> dict[str, float]:
     """Milliseconds a step that the bare network does not have."""
     found = {name: float(np.median(times)) * 1e3 for name, times in seconds.items()}
+    found["replay draw and its augmentation"] = found.pop("all batches of a step") - found["augmentation"]
     found["loss beyond cross-entropy"] = found.pop("loss") - found.pop("cross-entropy")
     found["log, a line every 50 steps"] = found.pop("log") / log_every
     return found
@@ -165,23 +173,23 @@ def own_parts(seconds: dict[str, np.ndarray], log_every: int) -> dict[str, float
 
 def parts_of_a_step(training: Training) -> dict[str, Callable]:
     method, config = training.method, training.config
-    data = training.stream.train(1)
-    batch, place = data.part(0, config.batch_size), workloads.second_task(training)
-    parts = method.parts(batch, place)
-    outputs = forward_parts(training.net, parts, joint=False)
-    index = torch.arange(config.batch_size)
+    batch, place = workloads.first_batch(training), workloads.second_task(training)
+    batches = method.batches(batch, place)
+    outputs = method.forward(batches, replayed=True, penalized=False)
+    data, index = training.stream.task_data(1), np.arange(config.batch_size)
+    index_on_device = to_device(index, data.labels.device)
 
     def log_line() -> None:
-        training.unread = config.log_every
+        training.loss_steps = list(range(config.log_every))
         training._log(config.lr)
 
     return {
-        "data": lambda: (data.images.index_select(0, index), data.labels.index_select(0, index)),
+        "data": lambda: picked(data, index, index_on_device),
         "augmentation": lambda: method.augment(batch.images, CURRENT, place.step),
-        "replay draw and its augmentation": lambda: method.draw("replay", place),
+        "all batches of a step": lambda: method.batches(batch, place),
         "buffer update": lambda: method.remember(batch, outputs, place),
-        "loss": lambda: method.loss(parts, outputs, place),
-        "cross-entropy": lambda: sum(F.cross_entropy(outputs[n].logits, part.labels) for n, part in parts.items()),
+        "loss": lambda: total(method.loss(batches, outputs, place).values()),
+        "cross-entropy": lambda: cross_entropies(batches, outputs),
         "log": log_line,
         "is a checkpoint due": lambda: training.checkpoints.due(training.cursor.step),
     }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from backbone.norms import norm_factory
-from models.method import Place
-from utils.config.arguments import resolve
-from utils.data.stream import Augmentation, Stream, StreamSpec, bounds, split_of
+from utils.config.arguments import Config, resolve
+from utils.data.augment import Crop, Flip
+from utils.data.stream import StreamSpec, TensorStream, ranges, split_of
 from utils.run.build import build_method, build_network
 from utils.run.training import Cursor, Training
+from utils.step import Batch, Place
 
 LAYERS_PER_STAGE = 5
 LAYOUTS = {"NCHW": torch.contiguous_format, "channels-last": torch.channels_last}
@@ -39,23 +41,22 @@ def norm_stack(
 
     inputs = [tensor(*shape).requires_grad_() for shape in shapes]
     gradients = [tensor(*shape) for shape in shapes]
-    of_sample = np.concatenate([np.full(batch // 2, tasks - 1), np.arange(batch - batch // 2) % tasks])
+    of_sample = torch.cat([torch.full((batch // 2,), tasks - 1), torch.arange(batch - batch // 2) % tasks])
 
     def run() -> None:
-        weight = factory.shared.begin_step(1, True)
-        factory.shared.begin_forward(inputs[0], of_sample)
-        outputs = [layer(a) for layer, a in zip(layers, inputs, strict=True)]
-        factory.shared.end_forward()
+        weight = factory.shared.penalty_weight(1, True)
+        with factory.shared.forward_pass(of_sample, penalized=weight > 0) as this:
+            outputs = [layer(a) for layer, a in zip(layers, inputs, strict=True)]
         roots, their_gradients = outputs, gradients
         if weight:
-            roots, their_gradients = [*outputs, weight * factory.shared.penalty()], [*gradients, None]
+            roots, their_gradients = [*outputs, weight * this.report.penalty], [*gradients, None]
         # Not `backward`: it would copy some gradients into leaves, which no layer inside a network does.
         torch.autograd.grad(roots, [*inputs, *parameters], their_gradients, allow_unused=True)
 
     return run
 
 
-def synthetic_stream(spec: StreamSpec) -> Stream:
+def synthetic_stream(spec: StreamSpec, config: Config) -> TensorStream:
     """Noise with the form of a data set; what a step costs does not depend on the pixels."""
     rng = np.random.default_rng(0)
 
@@ -63,16 +64,23 @@ def synthetic_stream(spec: StreamSpec) -> Stream:
         labels = np.arange(sum(sizes)) * spec.n_classes // sum(sizes)
         return split_of(rng.integers(0, 256, (len(labels), *spec.image_shape), dtype=np.uint8), labels)
 
-    return Stream(
-        spec, split(spec.train_sizes), split(spec.test_sizes), bounds(spec.train_sizes), bounds(spec.test_sizes)
-    )
+    train, test = split(spec.train_sizes), split(spec.test_sizes)
+    where = ranges(spec.train_sizes), ranges(spec.test_sizes)
+    return TensorStream(spec, train, test, *where, config.seed, config.batch_size)
+
+
+def cut(stream: TensorStream, task: int, batches: int) -> TensorStream:
+    """The same stream with at most so many training batches of the task."""
+    where = list(stream.train_ranges)
+    start, stop = where[task]
+    where[task] = (start, min(stop, start + batches * stream.batch_size))
+    return replace(stream, train_ranges=tuple(where))
 
 
 def cifar_like_spec(per_class: int = 250) -> StreamSpec:
     sizes = (2 * per_class,) * 5
-    return StreamSpec(
-        "noise", "class", 5, 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3, Augmentation(4, True), sizes, (10,) * 5
-    )
+    parts = (Crop(4), Flip())
+    return StreamSpec("noise", "class", 5, 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3, parts, sizes, (10,) * 5)
 
 
 def second_task(training: Training) -> Place:
@@ -82,29 +90,26 @@ def second_task(training: Training) -> Place:
 def training_in_second_task(net: torch.nn.Module | None = None, **options) -> Training:
     """A run of which the first task is over: the buffer is full of it and every method replays."""
     config = resolve({"dataset": "seq-cifar10", "buffer_size": 100, **options})
-    stream, device = synthetic_stream(cifar_like_spec()), torch.device("cpu")
+    stream, device = synthetic_stream(cifar_like_spec(), config), torch.device("cpu")
     net = net or build_network(config, stream.spec, device)
     method = build_method(config, stream.spec, net, device)
-    training = Training(config, stream, net, method)
-    method.prepare(stream)
-    training.build_optimizer()
-    for task in (0, 1):
-        training.begin_task(task)
-    first = stream.train(0).part(0, config.buffer_size)
+    training = Training(config, stream, method)
+    training.begin_task()
+    first = next(stream.in_order(0, config.buffer_size))
     logits = torch.zeros(len(first), stream.spec.n_classes)
-    of_task_0, draw = np.zeros(len(first), int), np.random.default_rng(0)
-    method.buffer.add(first.images, first.labels, first.labels_host, of_task_0, draw, logits)
+    method.buffer.add(replace(first, logits=logits), np.random.default_rng(0))
     training.cursor = Cursor(task=1, step=len(first) // config.batch_size)
+    training.begin_task()
     net.train()
     return training
 
 
-def training_step(training: Training) -> Callable[[], None]:
-    """One whole step of a run as the loop does it, on the same batch every time."""
-    batch = training.stream.train(1).part(0, training.config.batch_size)
+def first_batch(training: Training) -> Batch:
+    """Of the second task."""
+    return next(training.stream.in_order(1, training.config.batch_size))
 
-    def run() -> None:
-        training.train_step(batch)
-        training.unread = 0
 
-    return run
+def training_step(training: Training) -> Callable[[], object]:
+    """One whole step of a run as the loop asks for it, on the same batch every time."""
+    batch, place = first_batch(training), second_task(training)
+    return lambda: training.method.step(batch, place)

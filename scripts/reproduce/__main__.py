@@ -12,14 +12,18 @@ import sys
 from pathlib import Path
 
 from utils.config.options import number
+from utils.config.plugins import given_plugins
 from utils.errors import UsageError
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(words)
     try:
         from scripts.reproduce.commands import COMMANDS
 
+        if arguments.command != "work":  # whose run brings its own
+            arguments.plugins = given_plugins(words)
         return COMMANDS[arguments.command](arguments)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -88,6 +92,7 @@ def _about(command: argparse.ArgumentParser) -> None:
     command.add_argument("--kappa", type=number(0, 1), help="for --select fixed")
     command.add_argument("--lambd", type=number(0), help="for --select fixed")
     command.add_argument("--also", help="further norms, separated by commas: a row in every table of accuracies")
+    command.add_argument("--plugins", nargs="+", action="extend", help="folders or modules of your own, as in main.py")
     command.add_argument("--base_path", help="folder with the data, as in main.py")
     command.add_argument("--results_path", default="results", help="folder of runs and reports (default results)")
 

@@ -18,6 +18,7 @@ from scripts.reproduce.results import Table, tabulate, warnings
 from scripts.reproduce.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, Speed, progress_of
 from scripts.reproduce.selection import Selection, needed
 from scripts.reproduce.sweep import Outcome, sweep, tail
+from utils.config.plugins import load_plugins
 from utils.config.registry import NORMS as REGISTERED_NORMS
 from utils.config.registry import close_matches
 from utils.errors import UsageError
@@ -27,7 +28,7 @@ from utils.run.estimate import memory_estimate
 from utils.tables import aligned
 
 LAST = "reproduce.json"  # what the last `run` was about, so that the other commands need not be told again
-REMEMBERED = ("preset", "select", "seeds", "kappa", "lambd", "also", "base_path")
+REMEMBERED = ("preset", "select", "seeds", "kappa", "lambd", "also", "plugins", "base_path")
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -40,10 +41,15 @@ def settled(arguments) -> None:
         last = {}  # settings of one preset say nothing about another
     if arguments.select not in (None, "fixed"):
         last = last | {"kappa": None, "lambd": None}
-    taken = {name: last.get(name) for name in REMEMBERED if getattr(arguments, name) is None}
+    taken = {name: last.get(name) for name in REMEMBERED if getattr(arguments, name) in (None, [])}
     for name, value in taken.items():
         setattr(arguments, name, value)
-    if shown := [f"--{name} {value}" for name, value in taken.items() if value and value != "fixed"]:
+    arguments.plugins = arguments.plugins or []
+    load_plugins(arguments.plugins)
+    if "also" in taken:
+        taken["also"] = arguments.also = still_there(arguments.also)
+    words = {name: " ".join(value) if isinstance(value, list) else value for name, value in taken.items()}
+    if shown := [f"--{name} {value}" for name, value in words.items() if value and value != "fixed"]:
         print(f"as in the last run ({arguments.results_path}/{LAST}): {' '.join(shown)}", file=sys.stderr)
     arguments.preset = arguments.preset or "paper"
     arguments.select = arguments.select or "fixed"
@@ -56,8 +62,13 @@ def last_run(path: Path) -> dict:
         return {}
     if not isinstance(last, dict):
         return {}
-    norms = [norm for norm in str(last.get("also") or "").split(",") if norm in REGISTERED_NORMS.names()]
-    return last | {"also": ",".join(norms) or None}  # a norm may have gone since
+    named = last.get("plugins")
+    return last | {"plugins": [str(name) for name in named] if isinstance(named, list) else None}
+
+
+def still_there(also: str | None) -> str | None:
+    """Of the norms that the last run also had: one may have gone since."""
+    return ",".join(norm for norm in str(also or "").split(",") if norm in REGISTERED_NORMS.names()) or None
 
 
 def remember(arguments) -> None:
@@ -96,7 +107,8 @@ def selection_of(arguments) -> Selection:
     )
     if given and arguments.select != "fixed":
         raise UsageError("--kappa and --lambd are for --select fixed")
-    return Selection(arguments.select, Runs(preset, arguments.results_path, arguments.base_path), seeds, given)
+    runs = Runs(preset, arguments.results_path, arguments.base_path, tuple(arguments.plugins))
+    return Selection(arguments.select, runs, seeds, given)
 
 
 def set_up(arguments) -> tuple[list[Plan], list[Unavailable], Selection]:

@@ -14,10 +14,11 @@ import numpy as np
 from scripts.reproduce.plans import Experiment
 from scripts.reproduce.presets import Preset
 from utils.config.arguments import Config, resolve
-from utils.config.registry import DATASETS, MODELS
+from utils.config.registry import DATASETS, NORMS
 from utils.errors import UsageError
 from utils.files import OwnedLock
-from utils.run.build import build_spec
+from utils.run.build import Data
+from utils.run.estimate import steps_are_counted_by
 from utils.run.records import RunFolder, run_name
 from utils.run.training import total_steps
 
@@ -35,7 +36,10 @@ class Run:
 
     def command(self) -> list[str]:
         """The words after `main.py`."""
-        return [word for name, value in self.options for word in (f"--{name}", str(value))]
+        words = []
+        for name, value in self.options:
+            words += [f"--{name}", *(map(str, value) if isinstance(value, tuple | list) else [str(value)])]
+        return words
 
     def anywhere(self) -> Run:
         """The same run with paths, given or default, that hold in every working directory."""
@@ -61,10 +65,13 @@ class Run:
 class Runs:
     """The runs of one preset below one results folder."""
 
-    def __init__(self, preset: Preset, results_path: str = "results", base_path: str | None = None):
+    def __init__(
+        self, preset: Preset, results_path: str = "results", base_path: str | None = None, plugins: tuple[str, ...] = ()
+    ):
         self.preset = preset
         self.results_path = results_path
         self.base_path = base_path
+        self.plugins = plugins
         self._specs: dict[tuple, Any] = {}
         self._records: dict[str, dict] = {}
 
@@ -81,10 +88,12 @@ class Runs:
         if experiment.buffer is not None:
             options["buffer_size"] = experiment.buffer
         options |= dict(experiment.flags) | more | {"seed": seed}
-        if options["norm"] not in ("gn", "cn"):
+        if not NORMS.get(options["norm"]).has_option("groups"):
             options.pop("groups", None)
-        if self.base_path is not None and any(o.name == "base_path" for o in DATASETS.get(options["dataset"]).options):
+        if self.base_path is not None and DATASETS.get(options["dataset"]).has_option("base_path"):
             options["base_path"] = self.base_path
+        if self.plugins:
+            options["plugins"] = self.plugins
         if self.results_path != "results":
             options["results_path"] = self.results_path
         return options
@@ -93,15 +102,15 @@ class Runs:
         config = resolve(options)
         spec = self._spec(config)
         folder = Path(config.results_path) / "runs" / run_name(config, spec)
-        sizes = [sum(spec.train_sizes)] if MODELS.get(config.model).build.joint_training else spec.train_sizes
-        return Run(folder.name, tuple(options.items()), folder, total_steps(config, sizes))
+        steps = total_steps(config, steps_are_counted_by(config, spec))
+        return Run(folder.name, tuple(options.items()), folder, steps)
 
     def _spec(self, config: Config):
         """Specs of folders cost a look at all their files; runs of the same data share one."""
         own = [option.name for option in DATASETS.get(config.dataset).options]
         key = (config.dataset, *(str(getattr(config, name)) for name in sorted(own)))
         if key not in self._specs:
-            self._specs[key] = build_spec(config)
+            self._specs[key] = Data(config).spec
         return self._specs[key]
 
     def config(self, run: Run) -> Config:

@@ -38,8 +38,9 @@ def made(norm: str, impl: str = "auto", layers: int = 1, spatial=SHAPE[2:]):
     """(shared state, layers) in double precision, with scale and shift away from 1 and 0."""
     factory = norm_factory(norm, norm_impl=impl)
     built = [give_affine(factory(SHAPE[1], spatial=spatial).double()) for _ in range(layers)]
-    factory.shared.begin_task()
-    return factory.shared, built
+    shared = factory.shared.double()
+    shared.begin_task()
+    return shared, built
 
 
 def give_affine(layer: nn.Module) -> nn.Module:
@@ -50,10 +51,8 @@ def give_affine(layer: nn.Module) -> nn.Module:
 
 
 def run(shared, layers, x, tasks=None) -> list[torch.Tensor]:
-    shared.begin_forward(x, tasks)
-    outputs = [layer(x) for layer in layers]
-    shared.end_forward()
-    return outputs
+    with shared.forward_pass(None if tasks is None else torch.from_numpy(tasks)):
+        return [layer(x) for layer in layers]
 
 
 def gradients_of(out, x, layer) -> list[torch.Tensor]:
@@ -253,10 +252,9 @@ def test_state_dict_round_trip(norm, impl):
 def test_layers_keep_their_own_statistics(norm):
     shared, layers = made(norm, layers=2)
     first, second = batches(2)
-    shared.begin_forward(first, TASKS)
-    for layer, x in zip(layers, (first, second), strict=True):
-        layer(x)
-    shared.end_forward()
+    with shared.forward_pass(torch.from_numpy(TASKS)):
+        for layer, x in zip(layers, (first, second), strict=True):
+            layer(x)
     for layer, x in zip(layers, (first, second), strict=True):
         alone, [twin] = made(norm)
         run(alone, [twin], x, TASKS)

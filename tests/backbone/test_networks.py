@@ -61,15 +61,18 @@ def test_resnet18_is_the_usual_one_for_cifar():
 )
 def test_resnet18_output_and_feature_shapes(size, sides):
     net = small_resnet(size)
-    logits, features = net.forward_features(images(size))
-    assert logits.shape == (2, 10)
+    output = net.output(images(size))
+    assert output.logits.shape == (2, 10)
+    assert output.embedding.shape == (2, 32)
     channels = [4, 4, 8, 16, 32]
-    assert [f.shape for f in features] == [(2, c, side, side) for c, side in zip(channels, sides, strict=True)]
+    shapes = [(2, c, side, side) for c, side in zip(channels, sides, strict=True)]
+    assert [feature.shape for feature in output.features] == shapes
+    assert net.n_feature_maps == len(shapes)
 
 
 def test_the_stem_can_be_chosen():
-    assert small_resnet(32, stem="7x7").forward_features(images(32))[1][1].shape == (2, 4, 8, 8)
-    assert small_resnet(128, stem="3x3").forward_features(images(128))[1][1].shape == (2, 4, 128, 128)
+    assert small_resnet(32, stem="7x7").output(images(32)).features[1].shape == (2, 4, 8, 8)
+    assert small_resnet(128, stem="3x3").output(images(128)).features[1].shape == (2, 4, 128, 128)
 
 
 def test_features_are_taken_before_the_relu():
@@ -82,13 +85,15 @@ def test_features_are_taken_before_the_relu():
     sources = [net.norm1, *(stage[1] for stage in net.stages)]
     for module in (*sources, *(stage[0] for stage in net.stages)):
         module.register_forward_hook(record)
-    logits, features = net.forward_features(images(16))
+    output = net.output(images(16))
+    features = output.features
     for feature, source in zip(features, sources, strict=True):
         assert feature is returned[source]
         assert (feature < 0).float().mean() > 0.05
     for stage, feature in zip(net.stages, features, strict=False):
         assert torch.equal(given[stage[0]], F.relu(feature))
-    assert torch.equal(logits, net.classifier(F.relu(features[4]).mean((2, 3))))
+    assert torch.equal(output.embedding, F.relu(features[4]).mean((2, 3)))
+    assert torch.equal(output.logits, net.classifier(output.embedding))
 
 
 @pytest.mark.parametrize("size", [32, 33, 84, 129, 224])
@@ -117,9 +122,11 @@ def test_sizes_of_an_image_that_is_not_square():
 def test_mlp_shapes_and_parameters():
     factory = RecordingFactory()
     net = MLP((1, 28, 28), 10, factory, hidden=128)
-    logits, features = net.forward_features(torch.randn(5, 1, 28, 28))
-    assert logits.shape == (5, 10)
-    assert features == []
+    output = net.output(torch.randn(5, 1, 28, 28))
+    assert output.logits.shape == (5, 10)
+    assert output.embedding.shape == (5, 128)
+    assert output.features == ()
+    assert net.n_feature_maps == 0
     assert factory.asked == [(128, ())] * 2
     linear = (784 * 128 + 128) + (128 * 128 + 128) + (128 * 10 + 10)
     assert sum(p.numel() for p in net.parameters()) == linear + 2 * 2 * 128

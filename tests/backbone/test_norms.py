@@ -126,16 +126,21 @@ def ada_layers(*channels: int, tasks: int = 1, **options):
     """(shared state, layers) in double precision after so many tasks were begun."""
     factory = norm_factory("adab2n", **options)
     layers = [factory(count, spatial=(2, 2)).double() for count in channels]
+    shared = factory.shared.double()
     for _ in range(tasks):
-        factory.shared.begin_task()
-    return factory.shared, layers
+        shared.begin_task()
+    return shared, layers
 
 
 def run_forward(shared, layers, inputs, tasks=None) -> list[torch.Tensor]:
-    shared.begin_forward(inputs[0], None if tasks is None else np.array(tasks))
-    outputs = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
-    shared.end_forward()
-    return outputs
+    return run_penalized(shared, layers, inputs, tasks, penalized=False)[0]
+
+
+def run_penalized(shared, layers, inputs, tasks=None, *, penalized=True):
+    """(outputs, penalty) of a forward."""
+    with shared.forward_pass(None if tasks is None else torch.tensor(tasks), penalized=penalized) as this:
+        outputs = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
+    return outputs, this.report.penalty
 
 
 def set_phi(shared, *values) -> None:
@@ -173,7 +178,7 @@ def etas(count: int, **options) -> list[float]:
     shared, [layer] = ada_layers(1, **options)
     found, mean = [], 0.0
     for _ in range(count):
-        announced = shared.next_eta
+        announced = layer.eta.item()
         run_forward(shared, [layer], [maps([0.0, 2.0])])
         found.append((layer.running_mean.item() - mean) / (1 - mean) if mean != 1 else announced)
         assert found[-1] == pytest.approx(announced, abs=1e-12)
@@ -189,7 +194,7 @@ def test_kappa_0_is_a_cumulative_average():
     shared, [layer] = ada_layers(1, kappa=0.0)
     found, batch_means = [], [3.0, -1.0, 8.0, 2.5]
     for batch_mean in batch_means:
-        found.append(shared.next_eta)
+        found.append(layer.eta.item())
         run_forward(shared, [layer], [maps([batch_mean - 1, batch_mean + 1])])
     assert found == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4], abs=1e-15)
     assert layer.running_mean.item() == pytest.approx(3.125, abs=1e-12)
@@ -304,18 +309,16 @@ def test_penalty_by_hand():
     squares = [0.81 * (2**2 + 0), 0.81 * (4**2 + 8**2), 0.81 * (3**2 + 3**2)]
     for norm, expected in (("mean", sum(squares[:2]) / 2 + squares[2]), ("sum", sum(squares))):
         shared, layers, inputs = penalty_example(penalty_norm=norm)
-        assert shared.begin_step(0, True) == 1.0
-        run_forward(shared, layers, inputs)
-        assert shared.penalty().item() == pytest.approx(expected, abs=1e-12)
+        assert shared.penalty_weight(0, True) == 1.0
+        _, penalty = run_penalized(shared, layers, inputs)
+        assert penalty.item() == pytest.approx(expected, abs=1e-12)
 
 
 @each_impl
 def test_running_statistics_are_constants_of_the_penalty(impl):
     """The gradient is 2 (mu - r) dmu + 2 (sigma2 - s) dsigma2, with nothing from r and s having moved."""
     shared, layers, inputs = penalty_example(penalty_norm="sum", norm_impl=impl)
-    shared.begin_step(0, True)
-    run_forward(shared, layers, inputs)
-    shared.penalty().backward()
+    run_penalized(shared, layers, inputs)[1].backward()
     mu, sigma2 = 3.0, 4.0
     expected = (2 * (0.9 * mu) + 2 * 0.9 * (sigma2 - 1) * 2 * (inputs[1].detach() - mu)) / inputs[1].numel()
     assert_close(inputs[1].grad, expected)
@@ -349,28 +352,27 @@ def test_running_variance_at_start(start, after):
 )
 def test_which_steps_have_the_penalty(steps, first_task, task, replayed, due):
     shared, [layer] = ada_layers(1, lambd=2.5, penalty_steps=steps, ada_t0=first_task)
-    assert shared.begin_step(task, replayed) == (2.5 if due else 0.0)
-    run_forward(shared, [layer], [maps([1.0, 5.0])])
-    assert bool(shared.penalty() != 0) == due
+    weight = shared.penalty_weight(task, replayed)
+    assert weight == (2.5 if due else 0.0)
+    _, penalty = run_penalized(shared, [layer], [maps([1.0, 5.0])], penalized=weight > 0)
+    assert (penalty is not None) == due
+    assert penalty is None or penalty.item() > 0
 
 
 def test_no_penalty_with_lambda_0():
     shared, _ = ada_layers(1, lambd=0.0)
-    assert shared.begin_step(1, True) == 0.0
+    assert shared.penalty_weight(1, True) == 0.0
 
 
 @each_impl
 def test_two_forwards_before_one_backward(impl):
     """Running means 0, .2, .18 + .5; each penalty is measured when its forward ends."""
     shared, [layer] = ada_layers(1, kappa=1.0, lambd=1.0, norm_impl=impl)
-    shared.begin_step(0, True)
     first, second = maps([1.0, 3.0]).requires_grad_(), maps([3.0, 7.0]).requires_grad_()
-    run_forward(shared, [layer], [first])
-    run_forward(shared, [layer], [second])
+    penalty = sum(run_penalized(shared, [layer], [x])[1] for x in (first, second))
     variances = [0.9 + 0.1 * 1, 0.9 * (0.9 + 0.1 * 1) + 0.1 * 4]
     assert layer.running_mean.item() == pytest.approx(0.68, abs=1e-12)
     assert layer.running_var.item() == pytest.approx(variances[1], abs=1e-12)
-    penalty = shared.penalty()
     assert penalty.item() == pytest.approx(
         (2 - 0.2) ** 2 + (1 - variances[0]) ** 2 + (5 - 0.68) ** 2 + (4 - variances[1]) ** 2, abs=1e-12
     )
@@ -380,12 +382,11 @@ def test_two_forwards_before_one_backward(impl):
         assert_close(x.grad, expected)
 
 
-def test_a_new_step_forgets_the_penalty_of_the_last():
+def test_a_forward_forgets_the_penalty_of_the_last():
     shared, [layer] = ada_layers(1, kappa=1.0, lambd=1.0)
     for running_mean in (0.2, 0.38):
-        shared.begin_step(0, True)
-        run_forward(shared, [layer], [maps([1.0, 3.0])])
-        assert shared.penalty().item() == pytest.approx((2 - running_mean) ** 2, abs=1e-12)
+        _, penalty = run_penalized(shared, [layer], [maps([1.0, 3.0])])
+        assert penalty.item() == pytest.approx((2 - running_mean) ** 2, abs=1e-12)
 
 
 @pytest.mark.parametrize("begun", [0, 1])
@@ -403,7 +404,8 @@ def test_state_goes_into_a_layer_that_has_seen_fewer_tasks(begun):
     other_net.load_state_dict(net.state_dict())
     assert len(other.psi) == 3
     assert_close(torch.stack(list(other.psi)), np.log([[1.5, 2.0], [3.0, 0.5], [0.2, 7.0]]))
-    assert other.next_eta == shared.next_eta == pytest.approx(eta_recursion(4, 0.4, 0.1)[3], abs=1e-12)
+    for mine, theirs in zip(layers, other_layers, strict=True):
+        assert mine.eta.item() == theirs.eta.item() == pytest.approx(eta_recursion(4, 0.4, 0.1)[3], abs=1e-12)
     outputs, other_outputs = (
         run_forward(*pair, [last, last], [2, 0, 0, 1, 2]) for pair in ((shared, layers), (other, other_layers))
     )
@@ -454,9 +456,8 @@ def test_gradients_reach_psi(variance, absent, reached, impl):
 def test_the_penalty_has_a_gradient_to_psi(impl):
     """With means 0 and 2, phi = 1 and two samples, mu is 2 p_1 and dp_1/dpsi_1 = p_1 (1 - p_1) / 2."""
     shared, [layer] = ada_layers(1, tasks=2, lambd=1.0, kappa=1.0, variance="within", norm_impl=impl)
-    shared.begin_step(1, True)
-    [out] = run_forward(shared, [layer], [maps([-1.0, 1.0], [1.0, 3.0])], [0, 1])
-    (shared.penalty() + 0 * out.sum()).backward()
+    [out], penalty = run_penalized(shared, [layer], [maps([-1.0, 1.0], [1.0, 3.0])], [0, 1])
+    (penalty + 0 * out.sum()).backward()
     expected = 2 * (1 - 0.1) * 2 * (0.5 / 4)
     assert shared.psi[1].grad.item() == pytest.approx(expected, abs=1e-12)
     assert shared.psi[0].grad.item() == pytest.approx(-expected, abs=1e-12)
@@ -477,7 +478,16 @@ def test_adab2n_refuses_a_single_value_per_channel():
         run_forward(shared, [layer], [torch.zeros(1, 4, 1, 1, dtype=torch.float64)])
 
 
-def test_adab2n_refuses_a_task_that_was_not_begun():
-    shared, layers = ada_layers(4, tasks=2)
-    with pytest.raises(ValueError, match="task"):
-        run_forward(shared, layers, random_inputs(1, (2, 4, 2, 2)), [0, 2])
+def test_a_layer_trains_once_in_a_forward_and_never_outside_of_one():
+    shared, [layer] = ada_layers(4)
+    [x] = random_inputs(1, (2, 4, 2, 2))
+    with pytest.raises(RuntimeError, match="trains once"):
+        layer(x)
+    with pytest.raises(RuntimeError, match="trains once"):
+        run_forward(shared, [layer, layer], [x, x])
+    assert layer.updates == 0
+    run_forward(shared, [layer], [x])
+    assert layer.updates == 1
+    with pytest.raises(RuntimeError, match="trains once"):
+        layer(x)
+    layer.eval()(x)

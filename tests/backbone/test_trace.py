@@ -182,7 +182,7 @@ class ByNumpy:
 class ByProduct:
     def __init__(self, options):
         factory = norm_factory("adab2n", **options)
-        self.shared = factory.shared
+        self.shared = factory.shared.double()
         self.layers = [factory(shape[0], spatial=shape[1:]).double() for shape in SHAPES]
         with torch.no_grad():
             for layer, (gamma, beta) in zip(self.layers, AFFINE, strict=True):
@@ -192,17 +192,18 @@ class ByProduct:
     def step(self, step) -> dict:
         while len(self.shared.psi) <= step["task"]:
             self.shared.begin_task()
-        factor = self.shared.begin_step(step["task"], step["replayed"])
-        outputs, loss = [], 0.0
+        factor = self.shared.penalty_weight(step["task"], step["replayed"])
+        outputs, loss, penalty = [], 0.0, torch.zeros(())
         for tasks, inputs in step["forwards"]:
             tensors = [torch.from_numpy(a) for a in inputs]
             tensors[1] = tensors[1].contiguous(memory_format=torch.channels_last)
-            self.shared.begin_forward(tensors[0], tasks)
-            for number, (layer, a) in enumerate(zip(self.layers, tensors, strict=True)):
-                outputs.append(layer(a))
-                loss = loss + (outputs[-1] - torch.from_numpy(target_of(number, a.shape))).square().mean() / 2
-            self.shared.end_forward()
-        penalty = self.shared.penalty() if factor else torch.zeros(())
+            of_sample = None if tasks is None else torch.from_numpy(tasks)
+            with self.shared.forward_pass(of_sample, penalized=factor > 0) as this:
+                for number, (layer, a) in enumerate(zip(self.layers, tensors, strict=True)):
+                    outputs.append(layer(a))
+                    loss = loss + (outputs[-1] - torch.from_numpy(target_of(number, a.shape))).square().mean() / 2
+            if factor:
+                penalty = penalty + this.report.penalty
         (loss + factor * penalty).backward()
         with torch.no_grad():
             for psi in self.shared.psi:
@@ -253,7 +254,8 @@ def test_trace(name, impl):
         for layer, mean, var in zip(product.layers, expected.mean, expected.var, strict=True):
             assert_equal(layer.running_mean, mean)
             assert_equal(layer.running_var, var)
-        assert product.shared.momentum() == pytest.approx(expected.etas[expected.updates], rel=1e-12)
+            assert layer.updates == expected.updates
+            assert layer.eta.item() == pytest.approx(expected.etas[expected.updates], rel=1e-12)
         assert_equal(torch.stack(list(product.shared.psi)).detach(), np.stack(expected.psi))
     assert_evaluates(product, expected.mean, expected.var)
     psi = np.stack(expected.psi)

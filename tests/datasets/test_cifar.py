@@ -14,6 +14,7 @@ from datasets import cifar
 from datasets.seq_cifar10 import SeqCifar10
 from datasets.seq_cifar100 import SeqCifar100
 from utils.config.arguments import resolve
+from utils.data.augment import Crop, Flip
 from utils.errors import UsageError
 
 TRAIN_IMAGES, TEST_IMAGES = {"seq-cifar10": 50, "seq-cifar100": 200}, {"seq-cifar10": 20, "seq-cifar100": 100}
@@ -125,7 +126,7 @@ def test_labels_follow_the_class_order(small, monkeypatch):
     check_content(small, stream, place)
     per_task = n_classes // stream.spec.n_tasks
     for task in range(stream.spec.n_tasks):
-        assert stream.train(task).labels.unique().tolist() == list(range(task * per_task, (task + 1) * per_task))
+        assert stream.task_data(task).labels.unique().tolist() == list(range(task * per_task, (task + 1) * per_task))
 
 
 def test_archive_is_verified_and_extracted(small, monkeypatch):
@@ -201,6 +202,6 @@ def test_facts_of_the_full_data_set(name):
     assert sum(spec.train_sizes) == 50_000
     assert sum(spec.test_sizes) == 10_000
     assert len(set(spec.train_sizes)) == 1
-    assert (spec.augmentation.padding, spec.augmentation.flip) == (4, True)
+    assert spec.augmentation == (Crop(4), Flip())
     assert spec.mean == {"seq-cifar10": (0.4914, 0.4822, 0.4465), "seq-cifar100": (0.5071, 0.4867, 0.4408)}[name]
     assert spec.std == {"seq-cifar10": (0.2470, 0.2435, 0.2615), "seq-cifar100": (0.2675, 0.2565, 0.2761)}[name]

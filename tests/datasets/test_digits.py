@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 
 from datasets.seq_digits import IMAGES_PER_DIGIT, SeqDigits
 from utils.config.arguments import resolve
-from utils.data.random import class_order
+from utils.data.random import class_order, generator
 
 
 def config(**flags):
@@ -18,6 +18,11 @@ def stream(**flags):
     options = config(**flags)
     dataset = SeqDigits()
     return dataset.stream(options, dataset.spec(options))
+
+
+def task_data(found, part, task):
+    """All samples of a task."""
+    return found.task_data(task) if part == "train" else next(found.test(task, 10**6))
 
 
 def test_sizes_of_the_classes_are_those_of_the_files():
@@ -57,12 +62,15 @@ def test_mean_and_std_are_those_of_the_training_images():
 def test_tasks_have_classes_of_their_own(seed, n_tasks):
     found = stream(seed=seed, n_tasks=n_tasks)
     per_task = 10 // n_tasks
-    assert found.n_train_tasks == found.spec.n_tasks == n_tasks
+    assert len(found.train_sizes) == found.spec.n_tasks == n_tasks
+    assert tuple(found.train_sizes) == found.spec.train_sizes
     for task in range(n_tasks):
         own = list(range(task * per_task, (task + 1) * per_task))
-        for split, sizes in ((found.train(task), found.spec.train_sizes), (found.test(task), found.spec.test_sizes)):
+        for part, sizes in (("train", found.spec.train_sizes), ("test", found.spec.test_sizes)):
+            split = task_data(found, part, task)
             assert split.labels.unique().tolist() == own
             assert split.labels.tolist() == split.labels_host.tolist()
+            assert split.tasks.tolist() == split.tasks_host.tolist() == [task] * sizes[task]
             assert len(split) == len(split.images) == sizes[task]
 
 
@@ -72,7 +80,7 @@ def test_tasks_are_views_of_one_tensor(part):
     whole = getattr(found, f"{part}_data").images
     start = whole.data_ptr()
     for task in range(5):
-        images = getattr(found, part)(task).images
+        images = task_data(found, part, task).images
         assert images.dtype == torch.uint8
         assert images.data_ptr() == start
         start += images.nbytes
@@ -86,7 +94,7 @@ def test_class_order_follows_the_published_formula(seed):
     assert class_order(seed, 10).tolist() == place.tolist()
     for digit in range(10):
         task = place[digit] // 2
-        split = shuffled.train(task)
+        split = shuffled.task_data(task)
         mine = split.images[split.labels == int(place[digit])].numpy()
         assert np.array_equal(mine, raw.train_images[raw.train_labels == digit])
 
@@ -95,15 +103,24 @@ def test_seed_zero_keeps_the_order_of_the_digits():
     raw, kept = SeqDigits().read(config()), stream(seed=0)
     assert class_order(0, 10).tolist() == list(range(10))
     assert np.array_equal(
-        np.sort(kept.train(3).labels_host), np.sort(raw.train_labels[np.isin(raw.train_labels, [6, 7])])
+        np.sort(kept.task_data(3).labels_host), np.sort(raw.train_labels[np.isin(raw.train_labels, [6, 7])])
     )
     inside = np.isin(raw.train_labels, [6, 7])
-    assert np.array_equal(kept.train(3).images.numpy(), raw.train_images[inside])
+    assert np.array_equal(kept.task_data(3).images.numpy(), raw.train_images[inside])
 
 
 def test_merged_stream_trains_on_everything_and_tests_task_by_task():
     apart = stream()
     merged = apart.merged()
-    assert merged.n_train_tasks == 1
-    assert len(merged.train(0)) == sum(apart.spec.train_sizes)
-    assert [len(merged.test(task)) for task in range(5)] == list(apart.spec.test_sizes)
+    assert merged.train_sizes == [sum(apart.spec.train_sizes)]
+    assert len(merged.task_data(0)) == sum(apart.spec.train_sizes)
+    assert merged.task_data(0).images.data_ptr() == apart.train_data.images.data_ptr()
+    assert [len(task_data(merged, "test", task)) for task in range(5)] == list(apart.spec.test_sizes)
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_order_and_size_of_batches_follow_the_options(seed):
+    batches = list(stream(seed=seed, class_order_seed=0, batch_size=30).batches(2, 1, 0))
+    order = generator(seed, "shuffle", 2, 1).permutation(stream().spec.train_sizes[2])
+    assert [len(batch) for batch in batches] == [len(order[start : start + 30]) for start in range(0, len(order), 30)]
+    assert torch.equal(torch.cat([batch.images for batch in batches]), stream().task_data(2).images[order])

@@ -125,7 +125,7 @@ def test_jpeg_is_read_with_any_spelling_of_its_suffix_and_other_files_are_left_a
         save(tmp_path / "train/ant" / name, flat, format="JPEG")
     (tmp_path / "train/ant/readme.txt").write_text("no image")
     (tmp_path / "train/list.csv").write_text("no folder")
-    found = stream(tmp_path).train(0)
+    found = stream(tmp_path).task_data(0)
     assert found.labels.tolist() == [0] * 6 + [1] * 3
     assert abs(found.images[3:6].int() - 120).max() <= 1
 
@@ -332,7 +332,7 @@ def test_fewer_images_than_the_limit_are_refused(tmp_path, flag, part, held):
 
 def test_number_of_tasks_must_be_given_and_divide_the_classes(tmp_path):
     fill(tmp_path)
-    assert "needs --n_tasks: its 4 classes" in refusal(tmp_path, n_tasks=None)
+    assert "needs --n_tasks: the number of tasks of its 4 classes" in refusal(tmp_path, n_tasks=None)
     assert "--n_tasks 3 does not divide the 4 classes" in refusal(tmp_path, n_tasks=3)
 
 

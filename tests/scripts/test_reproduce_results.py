@@ -14,6 +14,7 @@ from scripts.reproduce.results import Result, Table, tabulate, warnings, wilcoxo
 from scripts.reproduce.runs import Runs, Speed
 from scripts.reproduce.selection import Selection
 from tests.scripts.records import finish
+from utils.run.records import NUMERICS_VERSION
 
 
 def selection(folder, preset=PAPER, seeds=(0, 1, 2)) -> Selection:
@@ -199,7 +200,7 @@ def test_records_of_another_kind_are_warned_of(tmp_path):
     assert len(warnings([tabulate(PLANS["table10"], found)])) == 3
     commit, version, threads = warnings([table])
     assert re.fullmatch(r"records of commit f{12}, while the code is at [0-9a-f]{12}(\+changes)?: table4", commit)
-    assert version == "records of numerics version 0, while the code is at 1: table4"
+    assert version == f"records of numerics version 0, while the code is at {NUMERICS_VERSION}: table4"
     assert threads == "records of different thread counts (1, 2): table4"
 
 

@@ -281,7 +281,8 @@ def test_launcher_that_fails_leaves_nobody_behind(tmp_path):
     _, [run, *_] = tiny_runs(tmp_path, n_epochs=5000)
     engine = LocalEngine(1, [], 1)
     engine.start(run)
-    wait_for(lambda: (run.folder / "metrics.jsonl").exists())
+    log = run.folder / "metrics.jsonl"
+    wait_for(lambda: log.exists() and log.stat().st_size)
     engine.close()
     assert engine.worker.processes == {}
     assert not OwnedLock.is_held(run.folder)

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from utils.config import loop_options
 from utils.config.options import ByFidelity, Option, Rule, SameAs, flag
+from utils.config.plugins import given_plugins, load_plugins
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
-from utils.data import buffer
 from utils.errors import UsageError
 
 SELECTORS = {"model": MODELS, "norm": NORMS, "dataset": DATASETS, "backbone": BACKBONES}
@@ -34,7 +34,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> dict[str, Any]:
-    """The explicit flags of a command, checked one by one."""
+    """The explicit flags of a command, checked one by one. Its plug-ins are loaded first: their flags count too."""
+    plugins = given_plugins(argv)
+    load_plugins(plugins)
     parser = build_parser()
     explicit, unknown = parser.parse_known_args(argv)
     for word in unknown:
@@ -46,6 +48,8 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"unexpected argument {word!r}: flags start with --, see --help")
     if hasattr(explicit, "help"):
         raise UsageError("for help give --help alone")
+    if plugins:
+        explicit.plugins = tuple(plugins)
     return vars(explicit)
 
 
@@ -92,12 +96,13 @@ def _add(group, by_owner: dict[str, Option]) -> None:
         group.add_argument(option.flag, action="store_true", help=help_)
         return
     metavar = "{" + ",".join(names) + "}" if names else option.name.split("_")[-1].upper()
-    group.add_argument(option.flag, type=option.type, metavar=metavar, help=help_)
+    several = {"nargs": "+", "action": "extend"} if option.several else {}
+    group.add_argument(option.flag, type=option.type, metavar=metavar, help=help_, **several)
 
 
 def _shown_default(option: Option) -> str:
     default = option.default
-    if default is None or default is False or "default:" in option.help:
+    if default in (None, False, ()) or "default:" in option.help:
         return ""
     if isinstance(default, ByFidelity):
         return f" (official: {default.official}, paper: {default.paper})"
@@ -109,7 +114,7 @@ def _all_options() -> Iterable[tuple[str, str, tuple[Option, ...]]]:
     yield "the run", "", loop_options.RUN
     yield "training", "", loop_options.TRAINING
     yield "output", "", loop_options.OUTPUT
-    yield "memory buffer and replay", "", buffer.OPTIONS
+    yield "memory buffer and replay", "", loop_options.BUFFER
     titles = {"dataset": "data sets", "model": "methods", "norm": "norms", "backbone": "backbones"}
     for selector, title in titles.items():
         for entry in SELECTORS[selector].entries().values():
@@ -121,7 +126,7 @@ def resolve(explicit: dict[str, Any]) -> Config:
     config: dict[str, Any] = {}
     entries = _selected(explicit, config)
     options = _active_options(entries)
-    _refuse_strangers(explicit, options, config)
+    _refuse_strangers(explicit, options, config, entries)
     _fill_defaults(config, explicit, options, entries)
     _check_together(config, explicit, entries)
     return Config(**config)
@@ -143,19 +148,23 @@ def _selected(explicit: dict[str, Any], config: dict[str, Any]) -> dict[str, Ent
 
 def _active_options(entries: dict[str, Entry]) -> dict[str, Option]:
     options = [*loop_options.RUN, *loop_options.TRAINING, *loop_options.OUTPUT]
-    if entries["model"].build.uses_buffer:
-        options += buffer.OPTIONS
+    model = entries["model"].build
+    if model.uses_buffer:
+        options += loop_options.BUFFER
+    options = [option for option in options if option.name not in model.unused_options]
     for entry in entries.values():
         options += entry.options
     return {option.name: option for option in options}
 
 
-def _refuse_strangers(explicit: dict[str, Any], options: dict[str, Option], config: dict[str, Any]) -> None:
+def _refuse_strangers(explicit: dict, options: dict[str, Option], config: dict, entries: dict[str, Entry]) -> None:
     """A flag that the chosen model, norm, data set and backbone do not use is a mistake, not decoration."""
     for name in explicit:
         if name in options or name in SELECTORS:
             continue
-        if any(option.name == name for option in buffer.OPTIONS):
+        if name in entries["model"].build.unused_options:
+            raise UsageError(f"--{name} means nothing to --model {config['model']}: leave it out")
+        if any(option.name == name for option in loop_options.BUFFER):
             raise UsageError(f"--{name} is for methods with a memory buffer; --model {config['model']} has none")
         users = [
             f"--{selector} {entry.name}"
@@ -163,6 +172,8 @@ def _refuse_strangers(explicit: dict[str, Any], options: dict[str, Option], conf
             for entry in registry.entries().values()
             if any(option.name == name for option in entry.options)
         ]
+        if not users:
+            raise UsageError(f"there is no option {name!r}{close_matches(name, sorted(_all_names()))}")
         selector = users[0].split()[0].lstrip("-")
         raise UsageError(f"--{name} is an option of {' or '.join(users)}, not of --{selector} {config[selector]}")
 
@@ -184,7 +195,25 @@ def _fill_defaults(config: dict, explicit: dict, options: dict[str, Option], ent
 def _rules(entries: dict[str, Entry]) -> Iterable[Rule]:
     yield from loop_options.RULES
     for selector in ("backbone", "norm", "model", "dataset"):
+        _check_rules(entries[selector])
         yield from entries[selector].rules
+
+
+def _check_rules(entry: Entry) -> None:
+    """A name that no option has would be a default that nobody ever gets."""
+    known = _all_names()
+    for rule in entry.rules:
+        for name in rule.values:
+            if name not in known:
+                raise UsageError(f"a rule of {entry.name} sets {name!r}, no option{close_matches(name, sorted(known))}")
+        for name in rule.when:
+            if name not in {*known, *SELECTORS}:
+                close = close_matches(name, sorted({*known, *SELECTORS}))
+                raise UsageError(f"a rule of {entry.name} asks for {name!r}, no option{close}")
+
+
+def _all_names() -> set[str]:
+    return {option.name for _, _, options in _all_options() for option in options}
 
 
 def default_values(options: Iterable[Option], fidelity: str = "official") -> dict[str, Any]:
@@ -198,7 +227,7 @@ def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: d
     if config["wandb_entity"] and not config["wandb_project"]:
         raise UsageError("--wandb_entity needs --wandb_project")
     model, backbone = entries["model"].build, entries["backbone"].build
-    if model.needs_features and not backbone.has_feature_maps:
+    if model.needs_features and not backbone.n_feature_maps:
         raise UsageError(
             f"--model {config['model']} compares feature maps, which --backbone {config['backbone']} lacks"
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+from dataclasses import dataclass
 
-from utils.config.options import Option, Rule, choice, flag, integer, number, text
+from utils.config.options import ByFidelity, Option, Rule, SameAs, choice, flag, integer, number, text
+from utils.config.plugins import PLUGINS_VARIABLE
 from utils.device import device_name
-from utils.run.checkpoints import Interval, interval
 
 
 def milestones(words: str) -> tuple[int, ...]:
@@ -20,6 +22,31 @@ def milestones(words: str) -> tuple[int, ...]:
     if min(epochs) < 1 or list(epochs) != sorted(set(epochs)):
         raise argparse.ArgumentTypeError(f"must be rising epochs such as 35,45, or none; got {words!r}")
     return epochs
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Between two checkpoints: a number of steps, or of seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps" if self.steps else f"{self.seconds:g}s"
+
+
+def interval(text: str) -> Interval:
+    """Option type: `300s`, `5m` or a number of steps."""
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    try:
+        value = float(text[:-1]) * unit if unit else int(text)
+        if not 0 < value < float("inf"):
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a time such as 300s or 5m, or a number of steps; got {text!r}"
+        ) from None
+    return Interval(seconds=value) if unit else Interval(steps=value)
 
 
 RUN = (
@@ -45,6 +72,15 @@ RUN = (
     Option("rerun", flag, "start over even if the run is finished", default=False, changes_numbers=False),
     Option("dry_run", flag, "print the configuration and the cost, and stop", default=False, changes_numbers=False),
     Option("debug_mode", flag, "only three batches per epoch, to try things out", default=False),
+    Option(
+        "plugins",
+        text,
+        "folders or modules with norms, methods, data sets or backbones of your own; more of them in the environment "
+        f"variable {PLUGINS_VARIABLE}, separated by {os.pathsep!r}",
+        default=(),
+        changes_numbers=False,
+        several=True,
+    ),
     Option("eval_only", text, "evaluate a network saved with --save_model; no training", changes_numbers=False),
 )
 
@@ -68,6 +104,24 @@ TRAINING = (
         choice("task", "never"),
         "the schedule starts again with every task, or its decay adds up over tasks",
         default="task",
+    ),
+)
+
+BUFFER = (
+    Option("buffer_size", integer(1, 10**8), "images in the memory buffer"),
+    Option("minibatch_size", integer(1, 10**6), "images of one replay draw", default=SameAs("batch_size")),
+    Option("buffer_mode", choice("reservoir", "ring"), "how the buffer picks what it keeps", default="reservoir"),
+    Option(
+        "ring_quota",
+        choice("task", "class"),
+        "what the ring buffer shares its slots among; always tasks where tasks share their classes",
+        default=ByFidelity(official="task", paper="class"),
+    ),
+    Option(
+        "replay_forward",
+        choice("auto", "joint", "separate"),
+        "current and replayed samples in one forward or one each; auto: joint for adab2n and er, else separate",
+        default=ByFidelity(official="auto", paper="joint"),
     ),
 )
 

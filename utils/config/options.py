@@ -44,6 +44,7 @@ class Option:
     default: Any = None
     # Does another value of it make other numbers? Only then is it part of a run's identity.
     changes_numbers: bool = True
+    several: bool = False  # takes several values, also by being given again; a tuple
 
     @property
     def flag(self) -> str:

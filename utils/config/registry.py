@@ -1,6 +1,7 @@
 """Names to builders: adding a model, data set, norm or backbone is adding one file.
 
-Each registry imports every module of its package once, on first use; there is no central list.
+Each registry imports every module of its package once, on first use; there is no central list. Files of one's own
+outside the checkout are brought in by `utils.config.plugins`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,19 @@ class Entry:
     rules: tuple[Rule, ...] = ()
     traits: dict[str, Any] = field(default_factory=dict)
 
+    def has_option(self, name: str) -> bool:
+        return any(option.name == name for option in self.options)
+
 
 class Registry:
-    def __init__(self, kind: str, package: str):
+    """`traits` are the further keywords that a registration of this kind may have; `base` names the class that what is
+    registered derives from, and an attribute that shows it."""
+
+    def __init__(self, kind: str, package: str, traits: tuple[str, ...] = (), base: tuple[str, str] | None = None):
         self.kind = kind
         self.package = package
+        self.traits = traits
+        self.base = base
         self._entries: dict[str, Entry] = {}
         self._loaded = False
 
@@ -46,11 +55,20 @@ class Registry:
         **traits: Any,
     ) -> Callable:
         """Decorator: `@MODELS.register("name", options=(...))` above a class or function."""
+        for word in traits:
+            if word not in self.traits:
+                known = ["help", "options", "rules", *self.traits]
+                raise TypeError(
+                    f"{self.kind} {name!r} is registered with an unknown keyword {word!r}{close_matches(word, known)} "
+                    f"Known: {', '.join(known)}"
+                )
 
         def add(build: Callable) -> Callable:
             if name in self._entries:
                 other = inspect.getmodule(self._entries[name].build).__name__
                 raise ValueError(f"{self.kind} {name!r} is registered twice: in {other} and in {build.__module__}")
+            if self.base and not hasattr(build, self.base[1]):
+                raise TypeError(f"{self.kind} {name!r} must be a class derived from {self.base[0]}")
             line = help or (inspect.getdoc(build) or "").split("\n")[0]
             self._entries[name] = Entry(name, build, line, options, rules, traits)
             return build
@@ -82,7 +100,9 @@ def close_matches(name: str, known: list[str]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else "."
 
 
-MODELS = Registry("model", "models")
-DATASETS = Registry("dataset", "datasets")
-BACKBONES = Registry("backbone", "backbone")
-NORMS = Registry("norm", "backbone.norms")
+MODELS = Registry("model", "models", base=("models.method.Method", "uses_buffer"))
+DATASETS = Registry("dataset", "datasets", traits=("backbone",))  # the one it runs with if none is named
+BACKBONES = Registry("backbone", "backbone", base=("backbone.network.Network", "n_feature_maps"))
+# What its layers share in a network, and whether current and replayed samples belong into one forward.
+NORMS = Registry("norm", "backbone.norms", traits=("shared", "joint_replay"))
+REGISTRIES = (MODELS, DATASETS, BACKBONES, NORMS)

@@ -1,4 +1,4 @@
-"""Batched augmentation of uint8 images on their device: every sample has its own crop and flip.
+"""Batched augmentation of uint8 images on their device: a list of parts, each with draws of its own for every sample.
 
 The draws are small and made on the host, addressed by (stream, step); a GPU gathers all images in one operation.
 Padding is black, before normalization, as torchvision's `RandomCrop(padding=...)` on images does.
@@ -6,19 +6,87 @@ Padding is black, before normalization, as torchvision's `RandomCrop(padding=...
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from utils.data.stream import StreamSpec
-from utils.device import to_device
 from utils.data.random import generator
+from utils.data.stream import StreamSpec
+from utils.device import send_together
+
+
+class Part(Protocol):
+    """A step of augmentation. Its draws are whole numbers, so that those of all parts travel to the device as one."""
+
+    rows: int  # numbers that it draws for a sample
+
+    def draw(self, draw: np.random.Generator, count: int) -> np.ndarray:
+        """(rows, count)."""
+
+    def on_host(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray: ...
+
+    def on_device(self, images: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A window of the image's own size out of the zero-padded image."""
+
+    padding: int
+    rows = 2
+
+    def draw(self, draw, count):
+        return draw.integers(0, 2 * self.padding + 1, (2, count))
+
+    def on_host(self, images, drawn):
+        """On a CPU the fastest way is the plainest: of every image, what the window shares with it."""
+        shared, out = _overlaps(self.padding), np.zeros(images.shape, dtype=images.dtype)
+        for target, source, row, column in zip(out, images, *drawn.tolist(), strict=True):
+            (top, high), (left, wide) = shared[row], shared[column]
+            target[:, top, left] = source[:, high, wide]
+        return out
+
+    def on_device(self, images, drawn):
+        """All windows picked in one operation."""
+        count, _, height, width = images.shape
+        padded = F.pad(images, (self.padding,) * 4)
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: (samples, channels, rows, columns, h, w)
+        return windows[torch.arange(count, device=images.device), :, drawn[0], drawn[1]]
+
+
+@cache
+def _overlaps(padding: int) -> list[tuple[slice, slice]]:
+    """Where the window at each place meets the image along one axis: in the window, and in the image."""
+    before = [(slice(shift, None), slice(None, -shift)) for shift in range(padding, 0, -1)]
+    after = [(slice(None, -shift), slice(shift, None)) for shift in range(1, padding + 1)]
+    return [*before, (slice(None), slice(None)), *after]
+
+
+@dataclass(frozen=True)
+class Flip:
+    """The mirror image of every second sample, on average."""
+
+    rows = 1
+
+    def draw(self, draw, count):
+        return (draw.random(count) < 0.5)[None]
+
+    def on_host(self, images, drawn):
+        return np.where(drawn[0].astype(bool)[:, None, None, None], images[..., ::-1], images)
+
+    def on_device(self, images, drawn):
+        return torch.where(drawn[0].bool().view(-1, 1, 1, 1), images.flip(3), images)
 
 
 class Augment:
-    """`augment(images, stream, step)` for training, `augment.normalize(images)` for testing."""
+    """`augment(images, stream, step)` for training, `augment.normalize(images)` for testing.
+
+    A training step has several batches to augment: `draw` for each, one copy of all to the device, then `apply`.
+    """
 
     def __init__(
         self,
@@ -28,7 +96,7 @@ class Augment:
         dtype: torch.dtype,
         layout: torch.memory_format = torch.contiguous_format,
     ):
-        self.padding, self.flip = spec.augmentation.padding, spec.augmentation.flip
+        self.parts = spec.augmentation
         self.seed, self.layout = seed, layout
         shape = (1, -1, 1, 1)
         mean, std = (np.array(values).reshape(shape) for values in (spec.mean, spec.std))
@@ -40,48 +108,21 @@ class Augment:
         return images.to(self.scale.dtype, memory_format=self.layout).mul_(self.scale).add_(self.shift)
 
     def __call__(self, images: torch.Tensor, stream: str, step: int) -> torch.Tensor:
-        if self.padding or self.flip:
-            images = self._crop_and_flip(images, generator(self.seed, f"augment/{stream}", step))
-        return self.normalize(images)
+        drawn = self.draw(len(images), stream, step)
+        return self.apply(images, drawn, *send_together([drawn], images.device))
 
-    def _crop_and_flip(self, images: torch.Tensor, draw: np.random.Generator) -> torch.Tensor:
-        count, places = len(images), 2 * self.padding + 1
-        rows, columns = draw.integers(0, places, (2, count))
-        flipped = draw.random(count) < 0.5 if self.flip else np.zeros(count, dtype=bool)
-        pick = _pick_one_by_one if images.device.type == "cpu" else _pick_at_once
-        return pick(images, self.padding, rows, columns, flipped)
+    def draw(self, count: int, stream: str, step: int) -> np.ndarray:
+        """(rows of all parts, count)."""
+        if not self.parts:
+            return np.empty((0, count), dtype=np.int64)
+        draw = generator(self.seed, f"augment/{stream}", step)
+        return np.concatenate([part.draw(draw, count).astype(np.int64, copy=False) for part in self.parts])
 
-
-def _pick_one_by_one(images: torch.Tensor, padding: int, rows, columns, flipped) -> torch.Tensor:
-    """On a CPU the fastest way is the plainest: of every image, what the window shares with it."""
-    sources, shared = images.numpy(), _overlaps(padding)
-    out = np.zeros(sources.shape, dtype=sources.dtype)
-    for target, source, row, column, flip in zip(
-        out, sources, rows.tolist(), columns.tolist(), flipped.tolist(), strict=True
-    ):
-        (top, high), (left, wide) = shared[row], shared[column]
-        if flip:
-            target = target[:, :, ::-1]
-        target[:, top, left] = source[:, high, wide]
-    return torch.from_numpy(out)
-
-
-@cache
-def _overlaps(padding: int) -> list[tuple[slice, slice]]:
-    """Where the window at each place meets the image along one axis: in the window, and in the image."""
-    before = [(slice(shift, None), slice(None, -shift)) for shift in range(padding, 0, -1)]
-    after = [(slice(None, -shift), slice(shift, None)) for shift in range(1, padding + 1)]
-    return [*before, (slice(None), slice(None)), *after]
-
-
-def _pick_at_once(images: torch.Tensor, padding: int, rows, columns, flipped) -> torch.Tensor:
-    """One window per sample out of the padded image or out of its mirror image, picked in one operation."""
-    count, _, height, width = images.shape
-    sources = F.pad(images, (padding,) * 4)
-    sources = torch.cat([sources, sources.flip(3)])
-    # A window that is cropped and then mirrored lies on the other side of the mirror image.
-    source, columns = np.arange(count) + count * flipped, np.where(flipped, 2 * padding - columns, columns)
-    windows = sources.unfold(2, height, 1).unfold(3, width, 1)  # a view: (sources, channels, rows, columns, h, w)
-    index = torch.empty(0, dtype=torch.int64, device=images.device)
-    source, rows, columns = to_device(np.stack([source, rows, columns]), index)
-    return windows[source, :, rows, columns]
+    def apply(self, images: torch.Tensor, drawn: np.ndarray, drawn_on_device: torch.Tensor) -> torch.Tensor:
+        first, on_host = 0, images.device.type == "cpu"
+        found = images.numpy() if on_host else images
+        for part in self.parts:
+            mine = slice(first, first + part.rows)
+            found = part.on_host(found, drawn[mine]) if on_host else part.on_device(found, drawn_on_device[mine])
+            first += part.rows
+        return self.normalize(torch.from_numpy(found) if on_host else found)

@@ -6,41 +6,13 @@ drawing never wait for a device; labels and tasks are mirrored on the host for t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
 from utils.data.stream import StreamSpec
-from utils.device import to_device
+from utils.device import send_together
 from utils.errors import UsageError
-from utils.config.options import ByFidelity, Option, SameAs, choice, integer
-
-OPTIONS = (
-    Option("buffer_size", integer(1, 10**8), "images in the memory buffer"),
-    Option("minibatch_size", integer(1, 10**6), "images of one replay draw", default=SameAs("batch_size")),
-    Option("buffer_mode", choice("reservoir", "ring"), "how the buffer picks what it keeps", default="reservoir"),
-    Option(
-        "ring_quota",
-        choice("task", "class"),
-        "what the ring buffer shares its slots among; always tasks where tasks share their classes",
-        default=ByFidelity(official="task", paper="class"),
-    ),
-    Option(
-        "replay_forward",
-        choice("auto", "joint", "separate"),
-        "current and replayed samples in one forward or one each; auto: joint for adab2n and er, else separate",
-        default=ByFidelity(official="auto", paper="joint"),
-    ),
-)
-
-
-@dataclass(frozen=True)
-class Sample:
-    images: torch.Tensor
-    labels: torch.Tensor
-    tasks: np.ndarray
-    logits: torch.Tensor | None
+from utils.step import Batch
 
 
 class Reservoir:
@@ -103,6 +75,29 @@ class Ring:
         self.counts = np.array(state["counts"], dtype=np.int64)
 
 
+class Replaced:
+    """What is added takes the place of all that was there: the method picks."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.held = 0
+
+    def slots(self, labels: np.ndarray, tasks: np.ndarray, draw: np.random.Generator | None) -> np.ndarray:
+        if len(labels) > self.capacity:
+            raise ValueError(f"{len(labels)} samples for a buffer of {self.capacity}")
+        self.held = len(labels)
+        return np.arange(self.held)
+
+    def filled(self) -> int:
+        return self.held
+
+    def state_dict(self) -> dict:
+        return {"held": self.held}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.held = state["held"]
+
+
 def build_policy(config, spec: StreamSpec) -> Reservoir | Ring:
     if config.buffer_mode == "reservoir":
         return Reservoir(config.buffer_size)
@@ -111,12 +106,12 @@ def build_policy(config, spec: StreamSpec) -> Reservoir | Ring:
 
 
 class Buffer:
-    def __init__(self, config, spec: StreamSpec, device: torch.device, *, logits_dtype: torch.dtype | None = None):
-        size = config.buffer_size
-        self.policy = build_policy(config, spec)
+    def __init__(self, size: int, policy, spec: StreamSpec, device: torch.device, *, logits_dtype=None):
+        self.policy = policy
         self.images = torch.zeros((size, *spec.image_shape), dtype=torch.uint8, device=device)
         self.labels = torch.zeros(size, dtype=torch.int64, device=device)
-        self.tasks = np.zeros(size, dtype=np.int64)
+        self.tasks = torch.zeros_like(self.labels)
+        self.labels_host, self.tasks_host = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
         self.logits = None
         if logits_dtype is not None:
             self.logits = torch.zeros((size, spec.n_classes), dtype=logits_dtype, device=device)
@@ -125,38 +120,47 @@ class Buffer:
     def __len__(self) -> int:
         return self._filled if isinstance(self._filled, int) else len(self._filled)
 
-    def add(self, images, labels, labels_host, tasks, draw: np.random.Generator, logits=None) -> None:
-        slots = self.policy.slots(labels_host, tasks, draw)
+    def add(self, batch: Batch, draw: np.random.Generator | None = None) -> None:
+        slots = self.policy.slots(batch.labels_host, batch.tasks_host, draw)
         self._filled = self.policy.filled()
         # Within a batch the last write to a slot wins; settled here, since a device may write in any order.
         last_write = {slot: index for index, slot in enumerate(slots.tolist()) if slot >= 0}
         if not last_write:
             return
         slots, source = np.array([*last_write]), np.array([*last_write.values()])
-        self.tasks[slots] = tasks[source]
-        slots, source = to_device(np.stack([slots, source]), self.labels)
-        self.images.index_copy_(0, slots, images.index_select(0, source))
-        self.labels.index_copy_(0, slots, labels.index_select(0, source))
+        self.labels_host[slots], self.tasks_host[slots] = batch.labels_host[source], batch.tasks_host[source]
+        slots, source = send_together([slots, source], self.labels.device)
+        for mine, theirs in ((self.images, batch.images), (self.labels, batch.labels), (self.tasks, batch.tasks)):
+            mine.index_copy_(0, slots, theirs.index_select(0, source))
         if self.logits is not None:
-            self.logits.index_copy_(0, slots, logits.index_select(0, source).to(self.logits.dtype))
+            self.logits.index_copy_(0, slots, batch.logits.index_select(0, source).to(self.logits.dtype))
 
-    def sample(self, count: int, draw: np.random.Generator) -> Sample:
-        """`count` different samples, or all there are if fewer."""
-        slots = draw.choice(self._filled, min(count, len(self)), replace=False)
-        index = to_device(slots, self.labels)
-        logits = None if self.logits is None else self.logits.index_select(0, index)
-        return Sample(self.images.index_select(0, index), self.labels.index_select(0, index), self.tasks[slots], logits)
+    def choose(self, count: int, draw: np.random.Generator) -> np.ndarray:
+        """The slots of `count` different samples, or of all there are if fewer."""
+        return draw.choice(self._filled, min(count, len(self)), replace=False)
+
+    def take(self, slots: np.ndarray, slots_on_device: torch.Tensor) -> Batch:
+        images, labels, tasks = (
+            tensor.index_select(0, slots_on_device) for tensor in (self.images, self.labels, self.tasks)
+        )
+        logits = None if self.logits is None else self.logits.index_select(0, slots_on_device)
+        return Batch(images, labels, tasks, self.labels_host[slots], self.tasks_host[slots], logits=logits)
+
+    def everything(self) -> Batch:
+        """All samples, in the order of their slots."""
+        slots = np.arange(self._filled) if isinstance(self._filled, int) else self._filled
+        return self.take(slots, *send_together([slots], self.labels.device))
 
     def state_dict(self) -> dict:
-        state = {"policy": self.policy.state_dict(), "images": self.images, "labels": self.labels}
-        state["tasks"] = torch.from_numpy(self.tasks)
-        return state if self.logits is None else state | {"logits": self.logits}
+        state = {"policy": self.policy.state_dict()}
+        return state | {name: getattr(self, name) for name in self._tensors()}
 
     def load_state_dict(self, state: dict) -> None:
         self.policy.load_state_dict(state["policy"])
         self._filled = self.policy.filled()
-        self.images.copy_(state["images"])
-        self.labels.copy_(state["labels"])
-        self.tasks[:] = state["tasks"].numpy()
-        if self.logits is not None:
-            self.logits.copy_(state["logits"])
+        for name in self._tensors():
+            getattr(self, name).copy_(state[name])
+        self.labels_host[:], self.tasks_host[:] = state["labels"].cpu().numpy(), state["tasks"].cpu().numpy()
+
+    def _tensors(self) -> list[str]:
+        return ["images", "labels", "tasks", *(["logits"] if self.logits is not None else [])]

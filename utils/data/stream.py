@@ -1,23 +1,23 @@
-"""A task stream: what the loop and the evaluation see of a data set.
+"""A task stream: what the loop, the methods and the evaluation see of a data set.
 
-The whole data set is one uint8 tensor per split, sorted by task, on the device of the run; the data of a task
-is a view of it. `StreamSpec` is everything that can be said without reading an image.
+`StreamSpec` is everything that can be said without reading an image. `Stream` is the protocol: training batches by
+(task, epoch, first batch), so that a run can go on anywhere. `TensorStream` is its form for data that fit into memory:
+one uint8 tensor per split on the device of the run, of which the data of a task are a view.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Drawn afresh for every sample: a crop out of the zero-padded image, and a horizontal flip."""
-
-    padding: int = 0
-    flip: bool = False
+from utils.data.random import generator
+from utils.device import to_device
+from utils.step import Batch
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class StreamSpec:
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    augmentation: Augmentation
+    augmentation: tuple[Any, ...]  # parts of `utils.data.augment`, in their order
     train_sizes: tuple[int, ...]  # per task
     test_sizes: tuple[int, ...]
+    shared_images: bool = False  # all tasks have the same images, held once
     # What tells two contents of one kind of data set apart (a folder's files); part of a run's identity.
     fingerprint: str = ""
 
@@ -46,9 +47,23 @@ class StreamSpec:
         return range(task * per_task, (task + 1) * per_task)
 
 
+class Stream(Protocol):
+    spec: StreamSpec
+    train_sizes: Sequence[int]  # of the tasks that are trained: one if all are trained together
+
+    def batches(self, task: int, epoch: int, first: int, joined: Batch | None = None) -> Iterator[Batch]:
+        """The training batches of an epoch from number `first` on, in an order of (task, epoch) alone. `joined` are
+        samples that a method adds to the task's own."""
+
+    def in_order(self, task: int, size: int) -> Iterator[Batch]:
+        """A task's training samples as they lie, `size` at a time."""
+
+    def test(self, task: int, size: int) -> Iterator[Batch]: ...
+
+
 @dataclass(frozen=True)
 class Split:
-    """Images and labels of one task; the labels also as a host array, so that nothing waits for a device."""
+    """Images and labels; the labels also as a host array, so that nothing waits for a device."""
 
     images: torch.Tensor  # (N, C, H, W) uint8
     labels: torch.Tensor  # (N,) int64
@@ -63,39 +78,109 @@ class Split:
     def part(self, start: int, stop: int) -> Split:
         return Split(self.images[start:stop], self.labels[start:stop], self.labels_host[start:stop])
 
+    def of_task(self, task: int) -> Batch:
+        return Batch(
+            self.images, self.labels, torch.full_like(self.labels, task),
+            self.labels_host, np.full(len(self), task),
+        )  # fmt: skip
+
 
 def split_of(images: np.ndarray, labels: np.ndarray) -> Split:
     labels = np.ascontiguousarray(labels, dtype=np.int64)
     return Split(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels), labels)
 
 
+def bounds(sizes: Sequence[int]) -> tuple[int, ...]:
+    return (0, *np.cumsum(sizes).tolist())
+
+
+def ranges(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Of tasks that lie one after the other."""
+    ends = bounds(sizes)
+    return tuple(pairwise(ends))
+
+
 @dataclass(frozen=True)
-class Stream:
-    """Training and test data in task order, with the bounds of every task."""
+class TensorStream:
+    """Training and test data in memory, and where in them each task lies.
+
+    Tasks may share images: `transforms`, one for each task if given, are what tells them apart then, functions of uint8
+    images such as a permutation of pixels or a rotation.
+    """
 
     spec: StreamSpec
     train_data: Split
     test_data: Split
-    train_bounds: tuple[int, ...]
-    test_bounds: tuple[int, ...]
-
-    def train(self, task: int) -> Split:
-        return self.train_data.part(self.train_bounds[task], self.train_bounds[task + 1])
-
-    def test(self, task: int) -> Split:
-        return self.test_data.part(self.test_bounds[task], self.test_bounds[task + 1])
+    train_ranges: tuple[tuple[int, int], ...]
+    test_ranges: tuple[tuple[int, int], ...]
+    seed: int
+    batch_size: int
+    transforms: tuple[Callable[[torch.Tensor], torch.Tensor], ...] | None = None
+    together: bool = False  # all tasks are trained as one; tests stay apart
 
     @property
-    def n_train_tasks(self) -> int:
-        return len(self.train_bounds) - 1
+    def train_sizes(self) -> list[int]:
+        sizes = [stop - start for start, stop in self.train_ranges]
+        return [sum(sizes)] if self.together else sizes
 
-    def to(self, device: torch.device) -> Stream:
+    def to(self, device: torch.device) -> TensorStream:
         return replace(self, train_data=self.train_data.to(device), test_data=self.test_data.to(device))
 
-    def merged(self) -> Stream:
-        """All training data as one task; the test data stay apart."""
-        return replace(self, train_bounds=(0, len(self.train_data)))
+    def merged(self) -> TensorStream:
+        return replace(self, together=True)
+
+    def batches(self, task: int, epoch: int, first: int, joined: Batch | None = None) -> Iterator[Batch]:
+        data, mixed = self.task_data(task), joined is not None and len(joined) > 0
+        if mixed:
+            data = concatenated([data, joined])
+        order = generator(self.seed, "shuffle", task, epoch).permutation(len(data))
+        order_on_device = to_device(order, data.labels.device)
+        for start in range(first * self.batch_size, len(data), self.batch_size):
+            chosen = slice(start, start + self.batch_size)
+            yield picked(data, order[chosen], order_on_device[chosen], one_task=not mixed)
+
+    def in_order(self, task: int, size: int) -> Iterator[Batch]:
+        return chunks(self.task_data(task), size)
+
+    def test(self, task: int, size: int) -> Iterator[Batch]:
+        return chunks(self._piece(self.test_data, self.test_ranges, task, task), size)
+
+    def task_data(self, task: int) -> Batch:
+        """All training samples of a task: a view, unless tasks are told apart by transforms."""
+        if not self.together:
+            return self._piece(self.train_data, self.train_ranges, task, task)
+        starts, stops = zip(*self.train_ranges, strict=True)
+        if self.transforms is None and starts[1:] == stops[:-1]:
+            return self.train_data.part(starts[0], stops[-1]).of_task(0)
+        return concatenated([self._piece(self.train_data, self.train_ranges, t, 0) for t in range(self.spec.n_tasks)])
+
+    def _piece(self, data: Split, where: tuple[tuple[int, int], ...], task: int, trained_as: int) -> Batch:
+        batch = data.part(*where[task]).of_task(trained_as)
+        return batch if self.transforms is None else replace(batch, images=self.transforms[task](batch.images))
 
 
-def bounds(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return (0, *np.cumsum(sizes).tolist())
+def picked(data: Batch, index: np.ndarray, index_on_device: torch.Tensor, *, one_task: bool = False) -> Batch:
+    """Samples by their index; those of one task need no look at which."""
+    images, labels = (tensor.index_select(0, index_on_device) for tensor in (data.images, data.labels))
+    count = len(index)
+    tasks = data.tasks[:count] if one_task else data.tasks.index_select(0, index_on_device)
+    tasks_host = data.tasks_host[:count] if one_task else data.tasks_host[index]
+    return Batch(images, labels, tasks, data.labels_host[index], tasks_host)
+
+
+def chunks(data: Batch, size: int) -> Iterator[Batch]:
+    for start in range(0, len(data), size):
+        part = slice(start, start + size)
+        yield Batch(
+            data.images[part], data.labels[part], data.tasks[part], data.labels_host[part], data.tasks_host[part]
+        )
+
+
+def concatenated(batches: Sequence[Batch]) -> Batch:
+    return Batch(
+        torch.cat([batch.images for batch in batches]),
+        torch.cat([batch.labels for batch in batches]),
+        torch.cat([batch.tasks for batch in batches]),
+        np.concatenate([batch.labels_host for batch in batches]),
+        np.concatenate([batch.tasks_host for batch in batches]),
+    )

@@ -13,49 +13,22 @@ import pickle
 import re
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from utils.config.loop_options import Interval
 from utils.errors import RunFailed, UsageError
 from utils.files import write_atomically
 
 # Raised when today's code could not continue from a file of yesterday's.
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 
 
 class Damaged(Exception):
     """A file that is not what was written."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Between two checkpoints: a number of steps, or of seconds."""
-
-    steps: int | None = None
-    seconds: float | None = None
-
-    def __str__(self) -> str:
-        return f"{self.steps} steps" if self.steps else f"{self.seconds:g}s"
-
-
-def interval(text: str) -> Interval:
-    """Option type: `300s`, `5m` or a number of steps."""
-    import argparse
-
-    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
-    try:
-        value = float(text[:-1]) * unit if unit else int(text)
-        if not 0 < value < float("inf"):
-            raise ValueError
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be a time such as 300s or 5m, or a number of steps; got {text!r}"
-        ) from None
-    return Interval(seconds=value) if unit else Interval(steps=value)
 
 
 class Checkpoints:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from utils.config.arguments import Config
 from utils.config.registry import MODELS
 from utils.data.stream import StreamSpec
+from utils.device import pick_device
 from utils.run.build import build_network
 from utils.run.records import RunFolder
 from utils.run.training import total_steps
@@ -18,8 +20,7 @@ MEGABYTE = 1e6
 
 def dry_run_report(config: Config, spec: StreamSpec, folder: RunFolder) -> str:
     lines = [f"  {name} = {_shown(value)}" for name, value in sorted(config.values().items())]
-    joint = MODELS.get(config.model).build.joint_training
-    sizes = [sum(spec.train_sizes)] if joint else spec.train_sizes
+    sizes = steps_are_counted_by(config, spec)
     memory = memory_estimate(config, spec)
     parts = ", ".join(f"{name} {size / MEGABYTE:.1f}" for name, size in memory.items())
     status = "finished" if folder.finished_record() else "not finished"
@@ -34,6 +35,12 @@ def dry_run_report(config: Config, spec: StreamSpec, folder: RunFolder) -> str:
     )
 
 
+def steps_are_counted_by(config: Config, spec: StreamSpec) -> Sequence[int]:
+    """Samples in an epoch of every task that is trained."""
+    model = MODELS.get(config.model).build
+    return model.epoch_sizes(config, spec, [sum(spec.train_sizes)] if model.joint_training else spec.train_sizes)
+
+
 def _shown(value) -> str:
     return "-" if value is None else str(value)
 
@@ -42,19 +49,17 @@ def memory_estimate(config: Config, spec: StreamSpec) -> dict[str, float]:
     """Bytes by use: data and buffer exactly, the network with its gradients, activations of one step roughly."""
     image = math.prod(spec.image_shape)
     net = build_network(config, spec, torch.device("meta"))
+    net.norms.check_device(pick_device(config.device))
     weights = sum(tensor.nbytes for tensor in net.state_dict().values())
-    samples = config.batch_size * _forwards(config)
+    parts = (spec.train_sizes, spec.test_sizes)
+    images = sum(sizes[0] if spec.shared_images else sum(sizes) for sizes in parts)
+    samples = config.batch_size + len(MODELS.get(config.model).build.draw_names) * getattr(config, "minibatch_size", 0)
     return {
-        "data": image * (sum(spec.train_sizes) + sum(spec.test_sizes)),
+        "data": image * images,
         "buffer": image * getattr(config, "buffer_size", 0),
         "network and gradients": 2 * weights,
         "activations": samples * _activation_bytes(net, spec, config),
     }
-
-
-def _forwards(config: Config) -> int:
-    """How many batches of about the stream's size a step forwards, at most."""
-    return {True: 3, False: 1}[MODELS.get(config.model).build.uses_buffer]
 
 
 def _activation_bytes(net: torch.nn.Module, spec: StreamSpec, config: Config) -> int:

@@ -30,11 +30,11 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
         raise RunFailed(f"cannot write to {folder.path}: {error.strerror}; make room and try again") from error
     threads = [torch.get_num_threads()] if state is None else _noted_threads(state["thread_counts"])
     training.checkpoints, training.thread_counts = checkpoints, threads
-    training.observers = build_observers(config, training.stream.n_train_tasks, folder, fresh=state is None)
+    training.observers = build_observers(config, len(training.stream.train_sizes), folder, fresh=state is None)
     status, outcome = _attempt(training, state)
     if status == "finished" and config.save_model:
         try:
-            save_model(folder.model_path, training.net, config)
+            save_model(folder.model_path, training.method)
         except OSError as error:
             status, outcome = "failed", {"reason": f"cannot write {folder.model_path}: {error.strerror}; make room"}
     record = make_record(folder, config, spec, status, outcome | {"thread_counts": threads})

@@ -1,6 +1,7 @@
 """Metrics of an accuracy matrix: a[i][j] is the accuracy (%) on task j after training task i, None if not measured.
 
-`untrained[j]` is the accuracy of the network before any training. A run with one row (joint training) has no
+`untrained[j]` is the accuracy of the network before any training; None where classes that were not trained have no
+score. A run with one row (joint training) has no
 forgetting and no transfer: those are None.
 """
 
@@ -46,12 +47,12 @@ def backward_transfer(a: Matrix) -> float | None:
     return mean([a[last][j] - a[j][j] for j in range(last)]) if last else None
 
 
-def forward_transfer(a: Matrix, untrained: list[float]) -> float | None:
+def forward_transfer(a: Matrix, untrained: list[float] | None) -> float | None:
     last = len(a) - 1
-    return mean([a[j - 1][j] - untrained[j] for j in range(1, last + 1)]) if last else None
+    return mean([a[j - 1][j] - untrained[j] for j in range(1, last + 1)]) if last and untrained else None
 
 
-def summary(a: Matrix, untrained: list[float]) -> dict[str, float | None]:
+def summary(a: Matrix, untrained: list[float] | None) -> dict[str, float | None]:
     return {
         "faa": final_average_accuracy(a),
         "caa": cumulative_average_accuracy(a),

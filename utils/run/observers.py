@@ -12,7 +12,9 @@ from typing import Any
 
 from utils.config.arguments import Config
 from utils.files import write_json
+from utils.packages import needed
 from utils.run.records import RunFolder
+from utils.step import Step
 
 
 class Observer:
@@ -20,7 +22,8 @@ class Observer:
 
     def on_start(self, total_steps: int, done_steps: int) -> None: ...
 
-    def on_step(self, task: int, step: int) -> None: ...
+    def on_step(self, step: Step) -> None:
+        """Right after it happened; what it holds is gone with the next."""
 
     def on_log(self, event: dict[str, Any]) -> None: ...
 
@@ -50,11 +53,12 @@ class ProgressBar(Observer):
 
         self.bar = tqdm(total=total_steps, initial=done_steps, unit="step", dynamic_ncols=True, file=sys.stderr)
 
-    def on_step(self, task, step):
+    def on_step(self, step):
         self.bar.update()
 
     def on_log(self, event):
-        self.bar.set_postfix_str(f"task {event['task'] + 1}/{self.n_tasks}, loss {event['loss']:.3f}")
+        loss = "" if event["loss"] is None else f", loss {event['loss']:.3f}"
+        self.bar.set_postfix_str(f"task {event['task'] + 1}/{self.n_tasks}{loss}")
 
     def on_end(self, record):
         self.on_stop()
@@ -116,8 +120,7 @@ class WandbRun(Observer):
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], *, fresh: bool):
-        import wandb
-
+        wandb = needed("wandb", "--wandb_project")
         self.marker = folder / "wandb.json"
         known = self.marker.exists()
         state = json.loads(self.marker.read_text()) if known else {"attempt": 0}
@@ -146,7 +149,8 @@ class WandbRun(Observer):
         write_json(self.marker, self.state)
 
     def on_log(self, event):
-        self._send(0, {"loss": event["loss"], "task": event["task"], "lr": event["lr"]}, event["step"])
+        values = {name: event[name] for name in ("loss", "task", "lr") if event[name] is not None}
+        self._send(0, values, event["step"])
 
     def on_evaluation(self, event):
         values = {"task": event["task"]}

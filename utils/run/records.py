@@ -9,7 +9,6 @@ import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from utils.config.arguments import Config, identity_options
 from utils.data.stream import StreamSpec
 from utils.errors import RunFailed, UsageError
 from utils.files import HeldElsewhere, OwnedLock, write_json
+from utils.packages import version
 
 # Raised when a fix changes results, so that older records are not taken for those of today's code.
 NUMERICS_VERSION = 1
@@ -135,7 +135,7 @@ def environment(config: Config) -> dict[str, Any]:
         "peak_cuda_memory_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if cuda else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: metadata.version(name) for name in ("torchvision", "numpy")},
+        **{name: version(name) for name in ("torchvision", "numpy")},
         "commit": commit(),
     }
 

@@ -7,21 +7,47 @@ from pathlib import Path
 
 import torch
 
-from utils.config.arguments import SELECTORS, Config, identity_options, resolve
+from models.method import Method
+from utils.config.arguments import SELECTORS, identity_options, resolve
 from utils.device import set_up_device
 from utils.errors import UsageError
 from utils.files import write_atomically
-from utils.run.build import build_augment, build_network, build_spec, build_stream
+from utils.run.build import Data, build_method, build_network
 from utils.run.evaluation import accuracies
 from utils.tables import accuracy_table
 
+METHOD = "method/"  # before the names of what is not the network's
 
-def save_model(path: Path, net: torch.nn.Module, config: Config) -> None:
+
+def save_model(path: Path, method: Method) -> None:
+    """The network, and the method's own state where that is what predicts."""
     from safetensors.torch import save
 
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in net.state_dict().items()}
-    content = save(tensors, metadata={"config": json.dumps(identity_options(config))})
+    tensors = dict(method.net.state_dict())
+    if type(method).predict is not Method.predict:
+        tensors |= {f"{METHOD}{name}": tensor for name, tensor in _flat(method.state_dict()).items()}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    content = save(tensors, metadata={"config": json.dumps(identity_options(method.config))})
     write_atomically(path, lambda file: file.write(content))
+
+
+def _flat(state: dict, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Tensors in dictionaries of dictionaries, by their way there."""
+    flat = {}
+    for name, value in state.items():
+        flat |= _flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _nested(flat: dict[str, torch.Tensor]) -> dict:
+    state: dict = {}
+    for name, tensor in flat.items():
+        *way, last = name.split("/")
+        inner = state
+        for part in way:
+            inner = inner.setdefault(part, {})
+        inner[last] = tensor
+    return state
 
 
 def load_saved(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
@@ -45,15 +71,18 @@ def evaluate_saved(explicit: dict) -> int:
             raise UsageError(f"--{name} {value} contradicts {path}, which was made with {made_by[name]}: leave it out")
     config = resolve({name: _from_json(value) for name, value in made_by.items() if value is not None} | explicit)
     device = set_up_device(config)
-    spec = build_spec(config)
-    stream = build_stream(config, spec, device)
-    net = build_network(config, spec, device)
+    data = Data(config)
+    net = build_network(config, data.spec, device)
+    stream = data.stream(device)
+    method = build_method(config, stream.spec, net, device)
+    own = {name.removeprefix(METHOD): tensors.pop(name) for name in list(tensors) if name.startswith(METHOD)}
     try:
         net.load_state_dict(tensors)
-    except RuntimeError as error:
+        if own:
+            method.load_state_dict(_nested(own))
+    except (RuntimeError, KeyError) as error:
         raise UsageError(f"{path} does not fit its own configuration: {' '.join(str(error).split())}") from error
-    augment = build_augment(config, stream.spec, device)
-    results = accuracies(net, stream, range(spec.n_tasks), augment)
+    results = accuracies(method, stream, range(data.spec.n_tasks))
     print(f"{path}: {', '.join(f'{name} {getattr(config, name)}' for name in SELECTORS)}")
     for setting, row in results.items():
         print("\n" + accuracy_table(setting, [row]))

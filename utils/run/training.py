@@ -4,43 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import islice
 
 import numpy as np
 import torch
-from torch import nn
 
-from models.method import CURRENT, Method, Output, Part, Place
-from utils.data.random import generator
-from utils.data.stream import Split, Stream
-from utils.device import to_device
+from models.method import Method
+from utils.data.stream import Stream
 from utils.errors import TOO_FEW_VALUES, RunFailed
 from utils.run import metrics
 from utils.run.checkpoints import Checkpoints
 from utils.run.evaluation import accuracies
 from utils.run.observers import Observer
 from utils.run.signals import Signals
+from utils.step import Place, Step
 
 DEBUG_BATCHES = 3
 
 
 @dataclass
 class Cursor:
-    """The next thing to do: this batch of this epoch of this task. `step` counts all batches so far."""
+    """The next thing to do: this batch of this epoch of this task. `step` counts all batches so far, and
+    `ended` says whether the method's own end of the task is over."""
 
     task: int = 0
     epoch: int = 0
     batch: int = 0
     step: int = 0
-
-
-def learning_rate(config, task: int, epoch: int) -> float:
-    """A pure function of the place in the run, so that resuming needs no schedule state."""
-    decays = sum(milestone <= epoch for milestone in config.lr_milestones)
-    if config.lr_restart == "never":
-        decays += task * sum(milestone < config.n_epochs for milestone in config.lr_milestones)
-    return config.lr * config.lr_factor**decays
+    ended: bool = False
 
 
 def batches_per_epoch(config, size: int) -> int:
@@ -52,20 +45,15 @@ def total_steps(config, train_sizes: Sequence[int]) -> int:
     return config.n_epochs * sum(batches_per_epoch(config, size) for size in train_sizes)
 
 
-def forward_parts(net: nn.Module, parts: dict[str, Part], *, joint: bool) -> dict[str, Output]:
-    """The parts of a step through the network, as one batch or one after the other.
-
-    A step that replays nothing has plain batch statistics: its samples' tasks are not passed on.
-    """
-    if len(parts) == 1:
-        return {CURRENT: Output(*net.forward_features(parts[CURRENT].inputs))}
-    if not joint:
-        return {name: Output(*net.forward_features(part.inputs, part.tasks)) for name, part in parts.items()}
-    together = torch.cat([part.inputs for part in parts.values()])
-    logits, features = net.forward_features(together, np.concatenate([part.tasks for part in parts.values()]))
-    sizes = [len(part.tasks) for part in parts.values()]
-    pieces = zip(logits.split(sizes), *(feature.split(sizes) for feature in features), strict=True)
-    return {name: Output(own[0], list(own[1:])) for name, own in zip(parts, pieces, strict=True)}
+@contextmanager
+def explained_batches_of_one():
+    """In words that say what to do about them."""
+    try:
+        yield
+    except ValueError as error:
+        if TOO_FEW_VALUES not in str(error):
+            raise
+        raise RunFailed(f"{error}: choose a --batch_size that leaves no batch of one image") from error
 
 
 class Stopwatch:
@@ -91,13 +79,13 @@ class Training:
         self,
         config,
         stream: Stream,
-        net: nn.Module,
         method: Method,
         observers: Sequence[Observer] = (),
         checkpoints: Checkpoints | None = None,
         signals: Signals | None = None,
     ):
-        self.config, self.stream, self.net, self.method = config, stream, net, method
+        self.config, self.stream, self.method = config, stream, method
+        self.optimizer = method.optimizer  # made now: what it imports takes a while
         self.observers, self.checkpoints = observers, checkpoints
         self.signals = signals or Signals()
         self.cursor = Cursor()
@@ -106,11 +94,11 @@ class Training:
         self.untrained: dict[str, list[float]] = {}
         self.rows: dict[str, list[list[float]]] = {}
         self.training_time, self.wall_time = Stopwatch(), Stopwatch()
-        device = next(net.parameters()).device
+        device = next(method.net.parameters()).device
         # Losses since the last log line stay on the device; reading them is the only wait of the loop.
         self.losses = torch.zeros(config.log_every, dtype=torch.float64, device=device)
-        self.unread = 0
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.loss_steps: list[int] = []  # the steps that they belong to
+        self.unlogged = 0  # steps since the last log line
 
     # --- the run ----------------------------------------------------------------------------------------------
 
@@ -119,76 +107,74 @@ class Training:
         self.wall_time.start()
         if state is None:
             self.untrained = self._evaluate(range(self.stream.spec.n_tasks))
-            self.method.prepare(self.stream)
-            self.build_optimizer()
         else:
             self.load_state_dict(state)
         self._tell("on_start", self.n_steps(), self.cursor.step)
-        while self.cursor.task < self.stream.n_train_tasks:
+        while self.cursor.task < len(self.stream.train_sizes):
             self._train_task()
+            self._end_task()
             self._evaluate_task()
             self.cursor = Cursor(task=self.cursor.task + 1, step=self.cursor.step)
         return self._outcome()
 
     def n_steps(self) -> int:
-        bounds = self.stream.train_bounds
-        return total_steps(self.config, [stop - start for start, stop in pairwise(bounds)])
+        return total_steps(self.config, self.method.epoch_sizes(self.config, self.stream.spec, self.stream.train_sizes))
 
-    def build_optimizer(self) -> None:
-        groups = [{"params": list(self.net.parameters())}]
-        if own := self.method.parameters():
-            groups.append({"params": own})
-        self.optimizer = torch.optim.SGD(
-            groups, lr=self.config.lr, momentum=self.config.optim_mom, weight_decay=self.config.optim_wd
-        )
-
-    def begin_task(self, task: int) -> None:
+    def begin_task(self) -> None:
         self._grow()
-        self.method.begin_task(task)
+        self.method.begin_task(self.cursor.task, self.stream)
 
     def _grow(self) -> None:
-        """The network's own preparations for one more task; parameters that come with it join the optimizer."""
-        if grown := self.net.begin_task():
-            self.optimizer.add_param_group({"params": grown})
+        self.method.grow()
         self.tasks_begun += 1
 
     def _train_task(self) -> None:
         cursor = self.cursor
-        data = self.stream.train(cursor.task)
         if (cursor.epoch, cursor.batch) == (0, 0):
-            self.begin_task(cursor.task)
+            self.begin_task()
         self.training_time.start()
-        self.net.train()
+        self.method.net.train()
         with self.signals.held():
             while cursor.epoch < self.config.n_epochs:
-                self.train_epoch(data)
+                self.train_epoch()
                 cursor.epoch, cursor.batch = cursor.epoch + 1, 0
         self.training_time.stop()
-        self._checkpoint_after_task()
 
-    def _checkpoint_after_task(self) -> None:
-        """Before the evaluation, which a resumed run then repeats. The last task's is followed by the record."""
+    def _end_task(self) -> None:
+        """A checkpoint before it, and one after a method's own end of a task, which may take long: a resumed run
+        repeats only what was cut off, an evaluation included."""
         if self.checkpoints and self.cursor.step > self.checkpoints.last_step:
             self._save()
         self.signals.check()
+        if self.cursor.ended:
+            return
+        own = type(self.method).end_task is not Method.end_task
+        self.training_time.start()
+        with explained_batches_of_one():
+            self.method.end_task(self.cursor.task, self.stream)
+        self.training_time.stop()
+        self.cursor.ended = True
+        if self.checkpoints and own:
+            self._save()
 
-    def train_epoch(self, data: Split) -> None:
-        config, cursor = self.config, self.cursor
-        lr = learning_rate(config, cursor.task, cursor.epoch)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        order = generator(config.seed, "shuffle", cursor.task, cursor.epoch).permutation(len(data))
-        order_on_device = to_device(order, data.labels)
-        n_batches = batches_per_epoch(config, len(data))
-        while cursor.batch < n_batches:
-            chosen = slice(cursor.batch * config.batch_size, (cursor.batch + 1) * config.batch_size)
-            index = order_on_device[chosen]
-            images, labels = data.images.index_select(0, index), data.labels.index_select(0, index)
-            self._explained_step(Split(images, labels, data.labels_host[order[chosen]]))
+    def train_epoch(self) -> None:
+        config, cursor, method = self.config, self.cursor, self.method
+        lr = method.learning_rate(cursor.task, cursor.epoch)
+        if lr is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+        joined = method.joined(cursor.task)
+        n_batches = batches_per_epoch(config, self.stream.train_sizes[cursor.task] + (len(joined) if joined else 0))
+        batches = self.stream.batches(cursor.task, cursor.epoch, cursor.batch, joined)
+        for batch in islice(batches, n_batches - cursor.batch):
+            with explained_batches_of_one():
+                step = method.step(batch, Place(cursor.task, cursor.step, cursor.epoch))
+            self._note(step)
             cursor.batch += 1
             cursor.step += 1
-            self._tell("on_step", cursor.task, cursor.step)
-            if self.unread == config.log_every or cursor.batch == n_batches:
+            self._tell("on_step", step)
+            del step  # its activations, before the next ones are made
+            if self.unlogged >= config.log_every or cursor.batch == n_batches:
                 self._log(lr)
             stop = self.signals.received is not None  # read once: a signal that comes later waits for the next step
             if self.checkpoints and (stop or self.checkpoints.due(cursor.step)):
@@ -196,28 +182,11 @@ class Training:
             if stop:
                 self.signals.check()
 
-    def _explained_step(self, batch: Split) -> None:
-        try:
-            self.train_step(batch)
-        except ValueError as error:
-            if TOO_FEW_VALUES not in str(error):
-                raise
-            raise RunFailed(f"{error}: choose a --batch_size that leaves no batch of one image") from error
-
-    def train_step(self, batch: Split) -> None:
-        place = Place(self.cursor.task, self.cursor.step)
-        parts = self.method.parts(batch, place)
-        penalty_weight = self.net.begin_step(place.task, self.method.replayed(parts))
-        outputs = forward_parts(self.net, parts, joint=getattr(self.config, "replay_forward", None) == "joint")
-        loss = self.method.loss(parts, outputs, place)
-        if penalty_weight:
-            loss = loss + penalty_weight * self.net.penalty()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        self.method.remember(batch, outputs, place)
-        self.losses[self.unread] = loss.detach()
-        self.unread += 1
+    def _note(self, step: Step) -> None:
+        if step.loss is not None:
+            self.losses[len(self.loss_steps)] = step.loss.detach()
+            self.loss_steps.append(step.place.step)
+        self.unlogged += 1
 
     # --- stopping and going on ---------------------------------------------------------------------------------
 
@@ -228,35 +197,41 @@ class Training:
 
     def state_dict(self) -> dict:
         """Everything that the rest of the run depends on; randomness is addressed by the cursor and needs no state."""
+        method = self.method
         return {
             "cursor": asdict(self.cursor),
             "tasks_begun": self.tasks_begun,
             "thread_counts": self.thread_counts,
-            "net": dict(self.net.state_dict()),
+            "net": dict(method.net.state_dict()),
             "optimizer": self.optimizer.state_dict(),
-            "method": self.method.state_dict(),
-            "buffer": None if self.method.buffer is None else self.method.buffer.state_dict(),
+            "method": method.state_dict(),
+            "buffer": None if method.buffer is None else method.buffer.state_dict(),
             "untrained": self.untrained,
             "rows": self.rows,
-            "losses": self.losses[: self.unread].tolist(),
+            "losses": self.losses[: len(self.loss_steps)].tolist(),
+            "loss_steps": self.loss_steps,
+            "unlogged": self.unlogged,
             "observers": {type(observer).__name__: observer.state_dict() for observer in self.observers},
             "training_seconds": self.training_time.seconds(),
             "wall_seconds": self.wall_time.seconds(),
         }
 
     def load_state_dict(self, state: dict) -> None:
-        self.method.load_state_dict(state["method"])
-        self.build_optimizer()
+        method = self.method
         for _ in range(state["tasks_begun"]):
             self._grow()
-        self.net.load_state_dict(state["net"])
+        method.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.method.buffer is not None:
-            self.method.buffer.load_state_dict(state["buffer"])
+        if method.buffer is not None:
+            method.buffer.load_state_dict(state["buffer"])
+        method.load_state_dict(state["method"])
         self.cursor = Cursor(**state["cursor"])
         self.untrained, self.rows = state["untrained"], state["rows"]
-        self.unread = len(state["losses"])
-        self.losses[: self.unread] = torch.tensor(state["losses"], dtype=self.losses.dtype)
+        self.loss_steps, self.unlogged = state["loss_steps"], state["unlogged"]
+        # One line for all of them, should `--log_every` be smaller now.
+        room = max(self.config.log_every, len(self.loss_steps) + 1)
+        self.losses = self.losses.new_zeros(room)
+        self.losses[: len(self.loss_steps)] = torch.tensor(state["losses"], dtype=self.losses.dtype)
         for observer in self.observers:
             observer.load_state_dict(state["observers"].get(type(observer).__name__, {}))
         self.training_time.before, self.wall_time.before = state["training_seconds"], state["wall_seconds"]
@@ -265,45 +240,44 @@ class Training:
 
     def _check_losses(self) -> np.ndarray:
         """The losses since the last log line; a run that has diverged ends here and is never saved."""
-        losses = self.losses[: self.unread].cpu().numpy()
+        losses = self.losses[: len(self.loss_steps)].cpu().numpy()
         if np.isfinite(losses).all():
             return losses
         bad = int(np.flatnonzero(~np.isfinite(losses))[0])
-        step = self.cursor.step - self.unread + bad + 1
         raise RunFailed(
-            f"the loss became {losses[bad]} at step {step}, task {self.cursor.task + 1}: "
+            f"the loss became {losses[bad]} at step {self.loss_steps[bad] + 1}, task {self.cursor.task + 1}: "
             "the run diverged; a smaller --lr may help"
         )
 
-    def _log(self, lr: float) -> None:
+    def _log(self, lr: float | None) -> None:
         losses = self._check_losses()
-        self.unread = 0
+        self.loss_steps, self.unlogged = [], 0
         event = {"step": self.cursor.step, "task": self.cursor.task, "epoch": self.cursor.epoch}
-        self._tell("on_log", event | {"loss": float(losses.mean()), "lr": lr})
+        self._tell("on_log", event | {"loss": float(losses.mean()) if len(losses) else None, "lr": lr})
 
     def _evaluate(self, tasks) -> dict[str, list[float]]:
-        return accuracies(self.net, self.stream, tasks, self.method.augment)
+        return accuracies(self.method, self.stream, tasks)
 
     def _evaluate_task(self) -> None:
-        """After task i the tasks up to i + 1 are tested: the next one too, for forward transfer."""
-        joint, last = self.stream.n_train_tasks == 1, self.stream.spec.n_tasks
+        """After task i the tasks up to i + 1 are tested: the next one too, for forward transfer where that exists."""
+        joint, last = len(self.stream.train_sizes) == 1, self.stream.spec.n_tasks
         task = self.cursor.task
-        results = self._evaluate(range(last if joint else min(task + 2, last)))
         trained = last if joint else task + 1
+        results = self._evaluate(range(min(trained + self.method.scores_unseen_classes, last)))
         for setting, row in results.items():
             self.rows.setdefault(setting, []).append(row)
         means = {setting: metrics.mean(row[:trained]) for setting, row in results.items()}
         self._tell("on_evaluation", {"step": self.cursor.step, "task": task, "accuracy": results, "mean": means})
 
     def _outcome(self) -> dict:
-        results = {}
+        results, scored = {}, self.method.scores_unseen_classes
         for setting, rows in self.rows.items():
             n_tasks = self.stream.spec.n_tasks
             matrix = [row + [None] * (n_tasks - len(row)) for row in rows]
             results[setting] = {
                 "matrix": matrix,
                 "untrained": self.untrained[setting],
-                "metrics": metrics.summary(matrix, self.untrained[setting]),
+                "metrics": metrics.summary(matrix, self.untrained[setting] if scored else None),
             }
         return {
             "results": results,

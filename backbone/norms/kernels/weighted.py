@@ -12,6 +12,7 @@ numbers with BN's memory traffic.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import NamedTuple
 
@@ -50,14 +51,19 @@ def compute_dtype(a: torch.Tensor) -> torch.dtype:
     return torch.promote_types(a.dtype, torch.float32)
 
 
+def no_autocast(device: torch.device) -> AbstractContextManager:
+    """Statistics, weights and penalties are not for half precision."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
 def outside_autocast(function: Callable) -> Callable:
-    """Statistics and weights are not for half precision: autocast stays out of a function of an activation."""
+    """For a function of an activation."""
 
     @wraps(function)
     def run(a: torch.Tensor, *arguments, **keywords):
-        if not torch.is_autocast_enabled(a.device.type):
-            return function(a, *arguments, **keywords)
-        with torch.autocast(a.device.type, enabled=False):
+        with no_autocast(a.device):
             return function(a, *arguments, **keywords)
 
     return run

@@ -6,16 +6,19 @@ import torch
 from scipy import stats
 from torchvision.transforms import functional as T
 
-from utils.data.stream import Augmentation
 from tests.helpers import CPU, make_spec
-from utils.data.augment import Augment, _pick_at_once, _pick_one_by_one
+from utils.data.augment import Augment, Crop, Flip
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
 SIDE = 8
 
 
+def parts_of(padding: int, flip: bool) -> tuple:
+    return ((Crop(padding),) if padding else ()) + ((Flip(),) if flip else ())
+
+
 def make_augment(padding: int, flip: bool, seed: int = 0, dtype=torch.float32) -> Augment:
-    spec = make_spec(augmentation=Augmentation(padding, flip), mean=MEAN, std=STD)
+    spec = make_spec(augmentation=parts_of(padding, flip), mean=MEAN, std=STD)
     return Augment(spec, seed, CPU, dtype)
 
 
@@ -72,14 +75,38 @@ def test_every_output_is_a_crop_and_flip_and_all_are_equally_likely(padding, fli
         assert len(np.unique(pairs)) == (2 * padding + 1) ** 2
 
 
+@pytest.mark.parametrize("parts", [(Crop(0),), (Crop(1),), (Crop(4),), (Flip(),), (Crop(4), Flip()), (Flip(), Crop(1))])
+def test_every_part_does_the_same_on_the_host_and_on_a_device(parts):
+    draw = np.random.default_rng(0)
+    on_host = draw.integers(0, 256, (50, 3, 6, 7), dtype=np.uint8)
+    on_device = torch.from_numpy(on_host)
+    for part in parts:
+        drawn = part.draw(draw, 50).astype(np.int64)
+        assert drawn.shape == (part.rows, 50)
+        assert len(np.unique(drawn)) > 1 or part == Crop(0)
+        on_host = part.on_host(on_host, drawn)
+        on_device = part.on_device(on_device, torch.from_numpy(drawn))
+        assert on_host.dtype == np.uint8
+        assert torch.equal(torch.from_numpy(np.ascontiguousarray(on_host)), on_device)
+
+
 @pytest.mark.parametrize("padding", [0, 1, 4])
-def test_picking_one_by_one_and_at_once_are_the_same(padding):
+def test_known_draws_are_torchvisions_crop_and_flip(padding):
     draw = np.random.default_rng(0)
     images = torch.from_numpy(draw.integers(0, 256, (50, 3, 6, 7), dtype=np.uint8))
     rows, columns = draw.integers(0, 2 * padding + 1, (2, 50))
-    flipped = draw.random(50) < 0.5
-    one_by_one, at_once = (pick(images, padding, rows, columns, flipped) for pick in (_pick_one_by_one, _pick_at_once))
-    assert torch.equal(one_by_one, at_once)
+    flipped = draw.integers(0, 2, (1, 50))
+    found = Flip().on_host(Crop(padding).on_host(images.numpy(), np.stack([rows, columns])), flipped)
+    for index, image in enumerate(images):
+        crop = T.crop(T.pad(image, padding), rows[index], columns[index], 6, 7)
+        assert torch.equal(torch.from_numpy(found[index]), T.hflip(crop) if flipped[0, index] else crop)
+
+
+def test_drawing_and_applying_one_by_one_is_the_call():
+    augment, images = make_augment(4, True), random_images(30)
+    drawn = augment.draw(30, "current", 5)
+    assert (drawn.shape, drawn.dtype) == ((3, 30), np.int64)
+    assert torch.equal(augment.apply(images, drawn, torch.from_numpy(drawn)), augment(images, "current", 5))
 
 
 def test_samples_of_a_batch_keep_their_places():

@@ -8,9 +8,10 @@ import torch
 from scipy import stats
 
 from tests.helpers import CPU, make_spec
-from utils.data.buffer import Buffer, Reservoir
-from utils.errors import UsageError
+from utils.data.buffer import Buffer, Reservoir, build_policy
 from utils.data.random import generator
+from utils.errors import UsageError
+from utils.step import Batch
 
 SPEC = make_spec(image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_tasks=3, n_classes=6)
 DOMAIN = make_spec("domain", image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_tasks=3, n_classes=6)
@@ -18,7 +19,11 @@ DOMAIN = make_spec("domain", image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_t
 
 def make_buffer(size: int, mode: str = "reservoir", quota: str = "task", spec=SPEC, logits=False) -> Buffer:
     config = SimpleNamespace(buffer_size=size, buffer_mode=mode, ring_quota=quota)
-    return Buffer(config, spec, CPU, logits_dtype=torch.float32 if logits else None)
+    return Buffer(size, build_policy(config, spec), spec, CPU, logits_dtype=torch.float32 if logits else None)
+
+
+def batch_of(images: torch.Tensor, labels: np.ndarray, tasks: np.ndarray, logits=None) -> Batch:
+    return Batch(images, torch.from_numpy(labels), torch.from_numpy(tasks), labels, tasks, logits=logits)
 
 
 def add(buffer: Buffer, numbers, draw, labels=None, tasks=None) -> None:
@@ -28,11 +33,19 @@ def add(buffer: Buffer, numbers, draw, labels=None, tasks=None) -> None:
     tasks = numbers // 40 if tasks is None else np.asarray(tasks)
     logits = torch.from_numpy(numbers[:, None] + np.arange(6) / 10).float()
     images = torch.from_numpy(numbers.astype(np.uint8)).view(-1, 1, 1, 1)
-    buffer.add(images, torch.from_numpy(labels), labels, tasks, draw, logits)
+    buffer.add(batch_of(images, labels, tasks, logits), draw)
+
+
+def sample_of(buffer: Buffer, count: int, step: int = 0) -> Batch:
+    slots = buffer.choose(count, generator(0, "replay", step))
+    sample = buffer.take(slots, torch.from_numpy(slots))
+    assert sample.labels.tolist() == sample.labels_host.tolist()
+    assert sample.tasks.tolist() == sample.tasks_host.tolist()
+    return sample
 
 
 def drawn(buffer: Buffer, count: int, step: int = 0) -> list[int]:
-    return buffer.sample(count, generator(0, "replay", step)).images.flatten().tolist()
+    return sample_of(buffer, count, step).images.flatten().tolist()
 
 
 def contents(buffer: Buffer) -> list[int]:
@@ -109,6 +122,7 @@ def test_the_last_write_of_a_batch_wins():
     assert buffer.images.flatten().tolist() == [1, 7, 3]
     assert buffer.labels.tolist() == [1, 2, 3]
     assert buffer.tasks.tolist() == [0, 2, 0]
+    assert (buffer.labels_host.tolist(), buffer.tasks_host.tolist()) == ([1, 2, 3], [0, 2, 0])
     assert buffer.logits[:, 0].tolist() == [1, 7, 3]
 
 
@@ -154,14 +168,14 @@ def test_ring_per_task_keeps_the_newest_of_every_task():
     assert contents(buffer) == [3, 4, 8, 9, 10]
     add(buffer, [11, 12], None, tasks=[2, 2])
     assert contents(buffer) == [3, 4, 8, 10, 11, 12]
-    assert np.bincount(buffer.sample(6, generator(0, "replay", 0)).tasks).tolist() == [2, 2, 2]
+    assert torch.bincount(sample_of(buffer, 6).tasks).tolist() == [2, 2, 2]
 
 
 def test_ring_per_class_keeps_the_newest_of_every_class():
     buffer = make_buffer(12, "ring", "class")
     add(buffer, range(60), None)
     assert contents(buffer) == list(range(48, 60))
-    assert torch.bincount(buffer.sample(12, generator(0, "replay", 0)).labels).tolist() == [2] * 6
+    assert torch.bincount(sample_of(buffer, 12).labels).tolist() == [2] * 6
     add(buffer, [200, 201, 202], None, labels=[5, 5, 5], tasks=[2, 2, 2])
     assert contents(buffer) == [48, 49, 50, 51, 52, 54, 55, 56, 57, 58, 201, 202]
 
@@ -187,27 +201,36 @@ def test_labels_tasks_and_logits_belong_to_the_images(mode, quota):
     buffer = make_buffer(18, mode, quota, logits=True)
     for step, start in enumerate(range(0, 120, 8)):
         add(buffer, np.arange(start, start + 8), generator(0, "buffer", step))
-    sample = buffer.sample(18, generator(0, "replay", 0))
+    sample = sample_of(buffer, 18)
     numbers = sample.images.flatten().numpy().astype(int)
     assert len(set(numbers)) == 18
     assert sample.labels.tolist() == (numbers % 6).tolist()
     assert sample.tasks.tolist() == (numbers // 40).tolist()
     assert torch.equal(sample.logits, torch.from_numpy(numbers[:, None] + np.arange(6) / 10).float())
     assert sample.images.dtype == buffer.images.dtype == torch.uint8
+    whole = buffer.everything()
+    assert sorted(whole.images.flatten().tolist()) == sorted(numbers)
+    numbers = whole.images.flatten().numpy().astype(int)
+    assert whole.labels.tolist() == whole.labels_host.tolist() == (numbers % 6).tolist()
+    assert whole.tasks.tolist() == whole.tasks_host.tolist() == (numbers // 40).tolist()
+    assert torch.equal(whole.logits, torch.from_numpy(numbers[:, None] + np.arange(6) / 10).float())
 
 
 def test_without_logits_none_are_drawn():
     buffer = make_buffer(4)
     add(buffer, [1, 2], generator(0, "buffer", 0))
-    assert buffer.sample(2, generator(0, "replay", 0)).logits is None
+    assert sample_of(buffer, 2).logits is None
 
 
 def test_stored_samples_do_not_follow_the_batch_they_came_from():
     buffer = make_buffer(2)
     images, labels = torch.full((1, 1, 1, 1), 9, dtype=torch.uint8), np.array([4])
-    buffer.add(images, torch.from_numpy(labels), labels, np.array([1]), generator(0, "buffer", 0))
-    images.zero_()
+    batch = batch_of(images, labels, np.array([1]))
+    buffer.add(batch, generator(0, "buffer", 0))
+    for tensor in (batch.images, batch.labels, batch.tasks):  # the host's arrays share their memory with the tensors
+        tensor.zero_()
     assert drawn(buffer, 1) == [9]
+    assert (sample_of(buffer, 1).labels_host.tolist(), sample_of(buffer, 1).tasks_host.tolist()) == ([4], [1])
 
 
 @pytest.mark.parametrize("mode", ["reservoir", "ring"])
@@ -223,7 +246,7 @@ def test_a_restored_buffer_goes_on_identically(mode):
     for steps in (range(0), range(6, 15)):
         feed(whole, steps)
         feed(restored, steps)
-        mine, theirs = (buffer.sample(10, generator(0, "replay", 1)) for buffer in (whole, restored))
+        mine, theirs = (sample_of(buffer, 10, step=1) for buffer in (whole, restored))
         assert torch.equal(mine.images, theirs.images)
         assert torch.equal(mine.labels, theirs.labels)
         assert torch.equal(mine.logits, theirs.logits)

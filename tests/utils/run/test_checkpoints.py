@@ -22,9 +22,11 @@ import main
 import utils.files
 import utils.run.checkpoints
 import utils.run.execution
+from models.method import Method
 from scripts.soak import outcome
+from utils.config.loop_options import Interval, interval
 from utils.errors import RunFailed, UsageError
-from utils.run.checkpoints import FORMAT, Checkpoints, Damaged, Interval, header_digest, interval, verified_payload
+from utils.run.checkpoints import FORMAT, Checkpoints, Damaged, header_digest, verified_payload
 from utils.run.observers import JsonLines, Observer
 
 SMALL = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--buffer_size", "20"]
@@ -39,8 +41,8 @@ class Stop(Observer):
     def __init__(self, at: int):
         self.at = at
 
-    def on_step(self, task, step):
-        if step == self.at:
+    def on_step(self, step):
+        if step.place.step + 1 == self.at:
             assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None)
             signal.raise_signal(signal.SIGTERM)
 
@@ -245,11 +247,9 @@ def test_run_with_a_damaged_checkpoint_goes_on_from_the_previous_one(copy, strai
         mutated = damage(content, dice)
     path.write_bytes(mutated)
     steps = []
-    original = utils.run.execution.Training.train_step
+    original = Method.step
     monkeypatch.setattr(
-        utils.run.execution.Training,
-        "train_step",
-        lambda self, batch: steps.append(self.cursor.step) or original(self, batch),
+        Method, "step", lambda self, batch, place: steps.append(place.step) or original(self, batch, place)
     )
     finished = run(*COMMAND, *EVERY_4)
     assert finished.code == 0
@@ -508,7 +508,7 @@ def name_of(descriptor):
 
 def fail_at_write(patch, matches):
     def failing_open(path, *mode, **options):
-        file = open(path, *mode, **options)  # noqa: SIM115 (its caller closes it)  # noqa: SIM115 (handed on to the code under test)
+        file = open(path, *mode, **options)  # noqa: SIM115 (its caller closes it)
         if matches(os.path.basename(path)):
             file.write(b"the first half")
             file.flush()

@@ -1,21 +1,24 @@
 """The training loop on streams made by hand: schedules, what is seen, evaluated, told and stored."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from models.method import Method
 from models.sgd import Sgd
 from tests.helpers import build_run, make_spec, make_stream, run_config, sample_numbers, weights_of
 from utils.errors import RunFailed
 from utils.run.evaluation import accuracies
 from utils.run.observers import JsonLines, Observer
-from utils.run.training import Training, batches_per_epoch, learning_rate, total_steps
+from utils.run.training import Training, batches_per_epoch, total_steps
 
 
-def schedule(**changes) -> SimpleNamespace:
-    return SimpleNamespace(**({"lr": 0.1, "lr_factor": 0.2, "lr_restart": "task", "n_epochs": 50} | changes))
+def scheduled(**changes) -> Method:
+    config = {"lr": 0.1, "lr_factor": 0.2, "lr_restart": "task", "n_epochs": 50} | changes
+    return Method(None, SimpleNamespace(**config), make_spec(), None, None)
 
 
 # --- learning rate and sizes -------------------------------------------------------------------------------------
@@ -23,25 +26,25 @@ def schedule(**changes) -> SimpleNamespace:
 
 @pytest.mark.parametrize("restart", ["task", "never"])
 def test_learning_rate_without_milestones_is_constant(restart):
-    config = schedule(lr_milestones=(), lr_restart=restart)
-    assert {learning_rate(config, task, epoch) for task in range(3) for epoch in range(50)} == {0.1}
+    method = scheduled(lr_milestones=(), lr_restart=restart)
+    assert {method.learning_rate(task, epoch) for task in range(3) for epoch in range(50)} == {0.1}
 
 
 def test_learning_rate_with_milestones_restarts_with_every_task():
-    config = schedule(lr_milestones=(35, 45), lr_factor=0.1)
+    method = scheduled(lr_milestones=(35, 45), lr_factor=0.1)
     for task in range(3):
-        rates = [learning_rate(config, task, epoch) for epoch in range(50)]
+        rates = [method.learning_rate(task, epoch) for epoch in range(50)]
         assert rates == pytest.approx([0.1] * 35 + [0.01] * 10 + [0.001] * 5)
 
 
 def test_learning_rate_that_never_restarts_compounds():
-    config = schedule(lr_milestones=(35, 60, 75), lr_restart="never")
-    starts = [learning_rate(config, task, 0) for task in range(4)]
-    ends = [learning_rate(config, task, 49) for task in range(4)]
+    method = scheduled(lr_milestones=(35, 60, 75), lr_restart="never")
+    starts = [method.learning_rate(task, 0) for task in range(4)]
+    ends = [method.learning_rate(task, 49) for task in range(4)]
     assert starts == pytest.approx([0.1, 0.02, 0.004, 0.0008])
     assert ends == pytest.approx([0.02, 0.004, 0.0008, 0.00016])
-    assert learning_rate(config, 1, 34) == pytest.approx(0.02)
-    assert learning_rate(config, 1, 35) == pytest.approx(0.004)
+    assert method.learning_rate(1, 34) == pytest.approx(0.02)
+    assert method.learning_rate(1, 35) == pytest.approx(0.004)
 
 
 @pytest.mark.parametrize(("size", "batches"), [(10, 1), (20, 2), (21, 3), (29, 3), (3, 1), (41, 5)])
@@ -66,8 +69,8 @@ class Notebook(Observer):
     def on_start(self, total_steps, done_steps):
         self.events.append(("start", total_steps, done_steps))
 
-    def on_step(self, task, step):
-        self.events.append(("step", task, step))
+    def on_step(self, step):
+        self.events.append(("step", step.place.task, step.place.step, step.place.epoch))
 
     def on_log(self, event):
         self.events.append(("log", event))
@@ -79,18 +82,19 @@ class Notebook(Observer):
         return [event[1] for event in self.events if event[0] == kind]
 
 
-def class_stream(n_tasks: int = 3, sizes: tuple[int, ...] = (10, 8, 11)):
-    return make_stream(make_spec(n_tasks=n_tasks, n_classes=2 * n_tasks, train_sizes=sizes))
+def class_stream(n_tasks: int = 3, sizes: tuple[int, ...] = (10, 8, 11), seed: int = 0):
+    stream = make_stream(make_spec(n_tasks=n_tasks, n_classes=2 * n_tasks, train_sizes=sizes))
+    return replace(stream, seed=seed)
 
 
 def run(config, stream, observers=()):
     net, method = build_run(config, stream)
-    return Training(config, stream, net, method, observers).run(), net, method
+    return Training(config, stream, method, observers).run(), net, method
 
 
 def test_after_task_i_the_tasks_up_to_the_next_are_evaluated():
     notebook, stream = Notebook(), class_stream()
-    outcome, net, method = run(run_config("er"), stream, [notebook])
+    outcome, _, method = run(run_config("er"), stream, [notebook])
     evaluations = notebook.of_kind("evaluation")
     assert [event["task"] for event in evaluations] == [0, 1, 2]
     assert list(outcome["results"]) == ["class_il", "task_il"]
@@ -101,15 +105,15 @@ def test_after_task_i_the_tasks_up_to_the_next_are_evaluated():
         assert len(result["untrained"]) == 3
         for index, event in enumerate(evaluations):
             assert event["mean"][setting] == pytest.approx(np.mean(rows[index][: index + 1]))
-    final = accuracies(net, stream, range(3), method.augment)
+    final = accuracies(method, stream, range(3))
     assert {setting: result["matrix"][-1] for setting, result in outcome["results"].items()} == final
 
 
 def test_untrained_accuracies_are_those_of_the_first_weights():
     config, stream = run_config("er"), class_stream()
-    net, method = build_run(config, stream)
-    expected = accuracies(net, stream, range(3), method.augment)
-    outcome = Training(config, stream, net, method).run()
+    _, method = build_run(config, stream)
+    expected = accuracies(method, stream, range(3))
+    outcome = Training(config, stream, method).run()
     assert {setting: result["untrained"] for setting, result in outcome["results"].items()} == expected
 
 
@@ -133,7 +137,8 @@ def test_order_of_events():
     assert kinds == ["start", *three * 2, "evaluation", *two * 2, "evaluation", *three * 2, "evaluation"]
     assert notebook.events[0] == ("start", 16, 0)
     steps = [event[1:] for event in notebook.events if event[0] == "step"]
-    assert steps == [(task, step) for step, task in enumerate([0] * 6 + [1] * 4 + [2] * 6, start=1)]
+    assert [place[:2] for place in steps] == list(zip([0] * 6 + [1] * 4 + [2] * 6, range(16), strict=True))
+    assert [epoch for _, _, epoch in steps] == [0] * 3 + [1] * 3 + [0] * 2 + [1] * 2 + [0] * 3 + [1] * 3
     logs = notebook.of_kind("log")
     assert [event["step"] for event in logs] == [2, 3, 5, 6, 8, 10, 12, 13, 15, 16]
     assert [event["epoch"] for event in logs] == [0, 0, 1, 1, 0, 1, 0, 0, 1, 1]
@@ -163,20 +168,21 @@ class Recording(Sgd):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.batches = []
+        self.seen = []
 
-    def parts(self, batch, place):
-        self.batches.append((place.task, place.step, sample_numbers(batch.images).tolist()))
+    def batches(self, batch, place):
+        self.seen.append((place.task, place.step, sample_numbers(batch.images).tolist()))
         assert batch.labels.tolist() == batch.labels_host.tolist()
-        return super().parts(batch, place)
+        assert batch.tasks.tolist() == batch.tasks_host.tolist() == [place.task] * len(batch)
+        return super().batches(batch, place)
 
 
 def recorded_batches(seed: int = 0) -> list[tuple[int, int, list[int]]]:
-    config, stream = run_config("sgd", n_epochs=3, seed=seed), class_stream()
+    config, stream = run_config("sgd", n_epochs=3, seed=seed), class_stream(seed=seed)
     net, method = build_run(config, stream)
-    recording = Recording(net, config, 6, method.augment, None)
-    Training(config, stream, net, recording).run()
-    return recording.batches
+    recording = Recording(net, config, stream.spec, method.augment, None)
+    Training(config, stream, recording).run()
+    return recording.seen
 
 
 def test_every_sample_of_a_task_is_seen_once_in_every_epoch():
@@ -205,12 +211,13 @@ def test_the_order_of_samples_is_decided_by_the_seed():
 @pytest.mark.parametrize("log_every", [1, 3, 100])
 def test_a_loss_that_is_no_number_fails_the_run_and_names_the_step(value, log_every):
     class Breaking(Sgd):
-        def loss(self, parts, outputs, place):
-            return super().loss(parts, outputs, place) * (value if place.step == 4 else 1.0)
+        def loss(self, batches, outputs, place):
+            losses = super().loss(batches, outputs, place)
+            return losses | {"labels": losses["labels"] * (value if place.step == 4 else 1.0)}
 
     config, stream = run_config("sgd", n_epochs=2, log_every=log_every), class_stream()
     net, method = build_run(config, stream)
-    training = Training(config, stream, net, Breaking(net, config, 6, method.augment, None))
+    training = Training(config, stream, Breaking(net, config, stream.spec, method.augment, None))
     with pytest.raises(RunFailed, match=rf"became {value} at step 5, task 1"):
         training.run()
 
@@ -224,8 +231,8 @@ def test_a_batch_of_one_that_cannot_be_normalized_fails_the_run(norm):
 class Nosy(Notebook):
     """Draws from the global generators whenever it is told something."""
 
-    def on_step(self, task, step):
-        super().on_step(task, step)
+    def on_step(self, step):
+        super().on_step(step)
         torch.rand(3)
         np.random.rand(3)  # noqa: NPY002 (the global generator is the point)
 
@@ -246,7 +253,7 @@ def test_training_moves_every_weight():
     config, stream = run_config("derpp", "adab2n"), class_stream()
     net, method = build_run(config, stream)
     before = weights_of(net)
-    Training(config, stream, net, method).run()
+    Training(config, stream, method).run()
     for name, parameter in net.named_parameters():
         start = before.get(name, torch.zeros_like(parameter))
         assert (parameter - start).abs().max() > 0, name
@@ -282,5 +289,7 @@ def test_domain_incremental_run(model, norm, mode):
     numbers = sample_numbers(method.buffer.images)
     assert len(set(numbers)) == 12
     assert method.buffer.tasks.tolist() == np.searchsorted([10, 18], numbers, side="right").tolist()
-    assert set(method.buffer.tasks) == {0, 1, 2}
+    assert set(method.buffer.tasks_host) == {0, 1, 2}
+    assert method.buffer.tasks_host.tolist() == method.buffer.tasks.tolist()
     assert method.buffer.labels.tolist() == stream.train_data.labels_host[numbers].tolist()
+    assert method.buffer.labels_host.tolist() == method.buffer.labels.tolist()

@@ -1,0 +1,262 @@
+"""The state of norm layers is parameters and buffers: networks can be copied, frozen, run in part and compiled."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from backbone.network import Network
+from backbone.norms import norm_factory
+from tests.helpers import CPU, build_run, make_spec, make_stream, run_config
+from utils.config.registry import NORMS
+from utils.run.training import Training
+from utils.step import Place
+
+SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 8, 8), train_sizes=(12,) * 3)
+ALL_NORMS = sorted(NORMS.entries())
+FAMILY = ("adab2n", "bnt", "tbbn", "cma")
+
+
+def started(norm: str, model: str = "er", backbone: str = "resnet18", **options):
+    config = run_config(model, norm, backbone, lr=0.003, **options)
+    stream = make_stream(SPEC_OF.get(norm, SPEC))
+    _, method = build_run(config, stream)
+    return method, stream
+
+
+# Instance normalization needs more than one value in the last stage's maps.
+SPEC_OF = {"in": make_spec(n_tasks=3, n_classes=6, image_shape=(3, 16, 16), train_sizes=(12,) * 3)}
+
+
+def train(method, stream, tasks, *, number: int = 0) -> int:
+    """Three steps of each of these tasks; returns the number of the next step."""
+    for task in tasks:
+        method.grow()
+        method.begin_task(task, stream)
+        method.net.train()
+        for batch in stream.batches(task, 0, 0):
+            method.step(batch, Place(task, number))
+            number += 1
+    return number
+
+
+def assert_equal_networks(one: nn.Module, other: nn.Module) -> None:
+    mine, theirs = one.state_dict(), other.state_dict()
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+# --- copies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ALL_NORMS)
+@pytest.mark.parametrize("when", ["before", "within", "after"])
+def test_a_copy_goes_on_identically_and_shares_nothing(norm, when):
+    """Before the first task, in the middle of the second, after it: copy, then train both on the same samples."""
+    method, stream = started(norm)
+    if when != "before":
+        train(method, stream, [0])
+    batches = list(stream.batches(1, 0, 0))
+    if when == "within":
+        method.grow()
+        method.step(batches[0], Place(1, 3))
+    elif when == "after":
+        train(method, stream, [1], number=3)
+    untouched = deepcopy(method.net)
+    twin = deepcopy(method.net)
+    assert_equal_networks(method.net, twin)
+    losses = [learn(net.train(), batches[2]) for net in (method.net, twin)]
+    assert losses[0] == losses[1]
+    assert_equal_networks(method.net, twin)
+    assert any(not torch.equal(a, b) for a, b in zip(twin.parameters(), untouched.parameters(), strict=True))
+    for name, tensor in twin.state_dict().items():
+        if tensor.numel():
+            assert tensor.data_ptr() != method.net.state_dict()[name].data_ptr(), name
+
+
+def learn(net: Network, batch) -> float:
+    net.zero_grad()  # a copy has no gradients
+    inputs = torch.sin(batch.images.float())
+    tasks = batch.tasks if len(getattr(net.norms, "psi", [1, 1])) > 1 else None
+    output = net.output(inputs, tasks, penalized=net.norms.penalty_weight(1, True) > 0)
+    loss = nn.functional.cross_entropy(output.logits, batch.labels)
+    if output.norms.penalty is not None:
+        loss = loss + output.norms.penalty
+    loss.backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.01 * parameter.grad
+    return loss.item()
+
+
+@pytest.mark.parametrize("norm", FAMILY)
+def test_a_copied_layer_belongs_to_the_copied_network(norm):
+    method, _ = started(norm)
+    twin = deepcopy(method.net)
+    assert twin.norm1.shared is twin.norms
+    assert twin.norm1.shared is not method.net.norms
+
+
+# --- layers that do not run, or do not learn ---------------------------------------------------------------------
+
+
+class TwoWays(Network):
+    """A network that leaves out its second norm when told to."""
+
+    def __init__(self, factory):
+        super().__init__(factory)
+        self.norm1, self.norm2, self.norm3 = factory(3), factory(3), factory(3)
+        self.classifier = nn.Linear(3, 2)
+        self.skips = False
+
+    def body(self, x):
+        x = self.norm1(x)
+        x = x if self.skips else self.norm2(x)
+        return self.norm3(x).mean((2, 3)), ()
+
+
+@pytest.mark.parametrize("norm", FAMILY)
+def test_a_layer_that_does_not_run_keeps_its_state(norm):
+    net = TwoWays(norm_factory(norm)).double().train()
+    net.begin_task()
+    net.begin_task()
+    x, tasks = torch.randn(6, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 1])
+    net.skips = True
+    before = {name: tensor.clone() for name, tensor in net.norm2.state_dict().items()}
+    output = net.output(x, tasks, penalized=True)
+    assert output.norms.layers == (0, 2)
+    (output.logits.sum() + (0 if output.norms.penalty is None else output.norms.penalty)).backward()
+    assert {name: tensor.tolist() for name, tensor in net.norm2.state_dict().items()} == {
+        name: tensor.tolist() for name, tensor in before.items()
+    }
+    assert net.norm1.updates == net.norm3.updates == 1
+    net.skips = False
+    assert net.output(x, tasks).norms.layers == (0, 1, 2)
+    assert (net.norm1.updates, net.norm2.updates) == (2, 1)
+
+
+def test_a_layer_that_starts_late_starts_with_the_first_momentum():
+    """Its own first batch counts as its first, however many the others have seen."""
+    net = TwoWays(norm_factory("adab2n", kappa=0.0)).double().train()
+    x = torch.randn(6, 3, 4, 4, dtype=torch.float64) + 5
+    net.skips = True
+    for _ in range(9):
+        net.output(x)
+    net.skips = False
+    output = net.output(x)
+    torch.testing.assert_close(net.norm2.running_mean, output.norms.means[1].detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm", ALL_NORMS)
+def test_frozen_layers_are_left_alone(norm):
+    """A layer without gradients keeps its affine; one in eval mode keeps its statistics too."""
+    method, stream = started(norm)
+    train(method, stream, [0])
+    frozen = method.net.norm1.requires_grad_(False).eval()
+    before = {name: tensor.clone() for name, tensor in frozen.state_dict().items()}
+    for number, batch in enumerate(stream.batches(0, 1, 0)):
+        method.net.train()
+        frozen.eval()
+        method.step(batch, Place(0, 3 + number))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in frozen.state_dict().items())
+
+
+def test_training_outside_a_forward_of_the_network_is_refused_in_words():
+    net = TwoWays(norm_factory("adab2n")).train()
+    with pytest.raises(RuntimeError, match="call the network"):
+        net.body(torch.randn(4, 3, 2, 2))
+    twice = TwoWays(norm_factory("adab2n")).train()
+    twice.norm2 = twice.norm1
+    with pytest.raises(RuntimeError, match="once in a network's forward"):
+        twice.output(torch.randn(4, 3, 2, 2))
+    assert twice.norms.under_way is None  # and the next forward is not in its way
+
+
+# --- counters ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_momentum_is_double_precision_whatever_the_network_is(dtype):
+    net = TwoWays(norm_factory("adab2n")).to(dtype).float().to(dtype)
+    eta = 0.1**0.7
+    assert net.norm1.eta.dtype == torch.float64
+    assert net.norm1.eta.item() == eta
+    net = net.float().train()
+    for _ in range(5):
+        net.output(torch.randn(4, 3, 2, 2))
+        eta = eta / (eta + 0.9**0.7)
+        assert net.norm1.eta.item() == eta
+    assert deepcopy(net).norm1.eta.item() == eta
+    fresh = TwoWays(norm_factory("adab2n"))
+    fresh.load_state_dict(net.state_dict())
+    assert fresh.norm1.eta.item() == eta
+    assert fresh.norm1.updates.item() == 5
+
+
+def test_the_state_of_a_network_is_its_state_dict():
+    """Whatever is trained, loading it into a new network gives the same further course."""
+    method, stream = started("adab2n", "derpp")
+    number = train(method, stream, [0, 1])
+    twin, _ = started("adab2n", "derpp")
+    for _ in range(2):
+        twin.grow()
+    twin.net.load_state_dict(method.net.state_dict())
+    twin.buffer.load_state_dict(method.buffer.state_dict())
+    for each in (method, twin):
+        train(each, stream, [2], number=number)
+    assert_equal_networks(method.net, twin.net)
+
+
+# --- half precision and compilers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("impl", ["reference", "fused"])
+def test_the_penalty_is_single_precision_under_autocast(impl):
+    net = TwoWays(norm_factory("adab2n", norm_impl=impl)).train()
+    net.begin_task()
+    x, tasks = torch.randn(6, 3, 4, 4), torch.zeros(6, dtype=torch.int64)
+    expected = deepcopy(net).output(x, tasks, penalized=True).norms.penalty
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = net.output(x, tasks, penalized=True).norms
+    assert found.penalty.dtype == torch.float32
+    assert all(tensor.dtype == torch.float32 for tensor in (*found.means, *found.variances, found.task_weights))
+    torch.testing.assert_close(found.penalty, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["bn", "cn", "gn", *FAMILY])
+def test_steps_of_a_compiled_network_do_not_compile_again(norm):
+    """Momentum and counters change with every forward; they are tensors, so that one graph serves all."""
+    options = {"norm_impl": "reference"} if norm in FAMILY else {"groups": 3} if norm in ("gn", "cn") else {}
+    torch.manual_seed(0)
+    net = TwoWays(norm_factory(norm, **options)).train()
+    eager = deepcopy(net)
+    for each in (net, eager):
+        each.begin_task()
+        each.begin_task()
+    x, tasks = torch.randn(6, 3, 4, 4), torch.tensor([0, 1, 1, 0, 1, 1])
+    torch._dynamo.reset()
+    counted = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(lambda x, tasks: net.output(x, tasks, penalized=True), backend=counted, fullgraph=True)
+    counts = []
+    for _ in range(5):
+        found, expected = compiled(x, tasks), eager.output(x, tasks, penalized=True)
+        torch.testing.assert_close(found.logits, expected.logits)
+        counts.append(counted.frame_count)
+    assert counts[0] >= 1
+    assert set(counts) == {counts[0]}
+    assert_close_networks(net, eager)
+
+
+def assert_close_networks(one: nn.Module, other: nn.Module) -> None:
+    for name, tensor in one.state_dict().items():
+        torch.testing.assert_close(tensor, other.state_dict()[name], msg=name)
+
+
+def test_a_run_uses_no_other_device_than_it_was_given():
+    method, stream = started("adab2n")
+    Training(method.config, stream, method).run()
+    assert {tensor.device for tensor in method.net.state_dict().values()} == {CPU}

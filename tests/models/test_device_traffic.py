@@ -1,0 +1,102 @@
+"""What a step asks of a device, seen without one: tensors of the device `meta` take part in every operation and have
+no values.
+
+An operation that would have to wait for a value (`item`, a mask as an index, a condition on a tensor) raises there, and
+every copy from the host is a dispatched operation that can be counted. The code treats it as it treats CUDA: as a
+device that is not the host.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.helpers import make_spec, make_stream, run_config
+from utils.data.augment import Crop, Flip
+from utils.run.build import build_method, build_network
+from utils.step import Place
+
+DEVICE = torch.device("meta")
+SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 16, 16), augmentation=(Crop(2), Flip()), train_sizes=(12,) * 3)
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies from the host to the device; one in the other direction would raise."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[1] if function is torch.ops.aten.copy_.default else args[0]
+            self.count += (source.device.type, found.device.type) == ("cpu", "meta")
+        return found
+
+
+@pytest.fixture(autouse=True)
+def no_pinning(monkeypatch):
+    """It asks the driver; that the copy itself is asynchronous is `to_device`'s part."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+
+
+def in_second_task(model: str, norm: str, **options):
+    """(method, stream) of a run that has trained one batch of its first task and begun the second."""
+    impl = {"norm_impl": "fused"} if norm in ("adab2n", "bnt", "tbbn", "cma") else {}
+    config = run_config(model, norm, "resnet18", **impl, **options)
+    stream = make_stream(SPEC).to(DEVICE)
+    method = build_method(config, SPEC, build_network(config, SPEC, DEVICE), DEVICE)
+    method.grow()
+    method.begin_task(0, stream)
+    method.net.train()
+    method.step(next(stream.batches(0, 0, 0)), Place(0, 0))
+    method.grow()
+    return method, stream
+
+
+def copies_of_a_step(model: str, norm: str, **options) -> Copies:
+    method, stream = in_second_task(model, norm, **options)
+    batch = next(stream.batches(1, 0, 0))  # the order of an epoch is one copy for all its batches
+    # Once before, so that constants are where they belong.
+    method.step(batch, Place(1, 1))
+    with Copies() as counted:
+        step = method.step(batch, Place(1, 2))
+    assert step.loss.device == DEVICE
+    return counted
+
+
+@pytest.mark.parametrize("norm", ["bn", "ln", "gn", "cn", "adab2n", "bnt", "tbbn", "cma"])
+@pytest.mark.parametrize("model", ["er_ace", "derpp"])
+def test_a_step_waits_for_nothing_and_copies_twice(model, norm):
+    """One copy for all that the host decides before the forward, one for where the buffer puts the batch."""
+    found = copies_of_a_step(model, norm)
+    assert found.count == 2
+
+
+@pytest.mark.parametrize("options", [{"fidelity": "paper"}, {"replay_forward": "separate"}, {"optim_mom": 0.9}])
+def test_switches_do_not_change_that(options):
+    found = copies_of_a_step("derpp", "adab2n", **options)
+    assert found.count == 2
+
+
+@pytest.mark.parametrize(("model", "copies"), [("sgd", 1), ("er", 2), ("er_ace_lider", 4)])
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_copies_of_the_other_methods(model, norm, copies):
+    """LiDER's two more hold the starts of its power iterations."""
+    found = copies_of_a_step(model, norm)
+    assert found.count == copies
+
+
+def test_a_wait_would_be_noticed():
+    method, stream = in_second_task("er_ace", "bn")
+    method.adjust_gradients = lambda step: step.loss.item()
+    with pytest.raises(RuntimeError, match="meta tensors"):
+        method.step(next(stream.batches(1, 0, 0)), Place(1, 1))
+
+
+def test_a_copy_would_be_noticed():
+    with Copies() as counted:
+        torch.zeros(4, device=DEVICE)[1:].copy_(torch.from_numpy(np.zeros(3)).to(DEVICE))
+        torch.zeros(3, device=DEVICE).copy_(torch.zeros(3))
+    assert counted.count == 2

@@ -1,0 +1,284 @@
+"""A step as a value, and the contract of a method: what is called when, and what a resumed run calls again."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from models.method import Method
+from tests.helpers import build_run, make_spec, make_stream, run_config
+from utils.config.registry import MODELS
+from utils.data.buffer import Replaced
+from utils.errors import RunFailed
+from utils.run.build import build_network
+from utils.run.observers import Observer
+from utils.run.training import Training
+from utils.step import CURRENT, Normalization, Place, Step, forwards_of, total
+
+SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 8, 8), train_sizes=(12, 8, 12))
+
+
+class Steps(Observer):
+    """Keeps of every step what is plain."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_step(self, step):
+        assert isinstance(step, Step)
+        self.found.append(
+            {
+                "place": (step.place.task, step.place.step, step.place.epoch),
+                "batches": {name: batch.tasks_host.tolist() for name, batch in step.batches.items()},
+                "losses": {name: value.item() for name, value in step.losses.items()},
+                "loss": step.loss.item(),
+                "norms": forwards_of(step.outputs),
+                "shapes": {name: tuple(output.embedding.shape) for name, output in step.outputs.items()},
+            }
+        )
+
+
+def steps_of(model: str, norm: str, **options) -> list[dict]:
+    config, steps = run_config(model, norm, **options), Steps()
+    stream = make_stream(SPEC)
+    _, method = build_run(config, stream)
+    Training(config, stream, method, [steps]).run()
+    return steps.found
+
+
+# --- what a step holds -------------------------------------------------------------------------------------------
+
+
+def test_observers_see_where_a_step_was_and_what_it_was_made_of():
+    found = steps_of("derpp", "adab2n")
+    assert [step["place"] for step in found] == [
+        (task, number, 0) for number, task in enumerate([0, 0, 0, 1, 1, 2, 2, 2])
+    ]
+    assert list(found[0]["batches"]) == [CURRENT]
+    assert list(found[1]["batches"]) == [CURRENT, "logits", "labels"]
+    assert found[4]["batches"][CURRENT] == [1] * 4
+    assert set(found[7]["batches"]["labels"]) <= {0, 1, 2}
+    assert found[4]["shapes"] == {CURRENT: (4, 8), "logits": (4, 8), "labels": (4, 8)}
+
+
+def test_the_parts_of_the_loss_add_up_to_it():
+    found = steps_of("derpp", "adab2n", alpha=0.4)
+    assert list(found[0]["losses"]) == [CURRENT]
+    assert list(found[5]["losses"]) == [CURRENT, "logits", "labels", "penalty"]
+    for step in found:
+        assert step["loss"] == pytest.approx(sum(step["losses"].values()), rel=1e-6)
+
+
+@pytest.mark.parametrize(("way", "forwards"), [("joint", 1), ("separate", 3)])
+def test_a_step_says_what_the_norms_did(way, forwards):
+    found = steps_of("derpp", "adab2n", replay_forward=way)
+    first, later = found[0]["norms"], found[6]["norms"]
+    assert len(first) == 1
+    assert first[0].task_weights is None  # plain batch statistics while nothing is replayed
+    assert first[0].penalty is None
+    assert len(later) == forwards
+    for norms in later:
+        assert norms.layers == (0, 1)
+        assert [len(mean) for mean in norms.means] == [len(var) for var in norms.variances] == [8, 8]
+        assert norms.task_weights.shape == (3, 2)
+        assert (norms.task_weights.sum(0) - 1).abs().max() < 1e-6
+    assert sum(norms.penalty.item() for norms in later) == pytest.approx(found[6]["losses"]["penalty"], rel=1e-5)
+
+
+def test_norms_that_report_nothing_leave_it_empty():
+    assert all(step["norms"] == [Normalization()] * len(step["norms"]) for step in steps_of("er", "bn"))
+
+
+def test_terms_are_added_in_their_order():
+    a, b, c = (torch.tensor(value) for value in (1e8, 1.0, -1e8))
+    assert total([a, b, c]) == (a + b) + c
+
+
+# --- the contract ------------------------------------------------------------------------------------------------
+
+
+class Everything(Method):
+    """Uses every hook: a classifier bias of its own in prediction, samples that join a task, gradients cut in half,
+    a memory that it fills itself, and sums over all that it is told."""
+
+    draw_names = ("replay",)
+    calls: list
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.bias = torch.zeros(self.n_classes)
+        self.own = torch.nn.Parameter(torch.ones(()))
+        self.told = torch.zeros(())
+
+    @classmethod
+    def buffer_policy(cls, config, spec):
+        return Replaced(config.buffer_size)
+
+    def parameters(self):
+        return [self.own]
+
+    def begin_task(self, task, stream):
+        self.calls.append(("begin", task))
+        self.told = 2 * self.told + sum(batch.labels.sum() for batch in stream.in_order(task, 5))
+        self.bias[list(self.spec.classes_of(task))] += 0.1
+
+    def joined(self, task):
+        return self.buffer.everything() if len(self.buffer) else None
+
+    def loss(self, batches, outputs, place):
+        self.calls.append(("step", place.step))
+        losses = {"labels": self.own * F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}
+        if "replay" in batches:
+            losses["replay"] = 1e-3 * self.told * F.cross_entropy(outputs["replay"].logits, batches["replay"].labels)
+        return losses
+
+    def adjust_gradients(self, step):
+        for parameter in self.net.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= 0.5
+
+    def remember(self, batch, outputs, place): ...
+
+    def end_task(self, task, stream):
+        self.calls.append(("end", task))
+        self.buffer.add(next(stream.in_order(task, 4)))
+        self.bias += 0.01 * self.told
+        with torch.no_grad():
+            self.net.classifier.bias += 0.1
+        if task == self.fails_at_end_of:
+            raise KeyboardInterrupt
+        self.calls.append(("ended", task))
+
+    fails_at_end_of = None
+
+    def predict(self, inputs):
+        return self.net(inputs) + self.bias
+
+    def state_dict(self):
+        return {"bias": self.bias, "told": self.told, "own": self.own.detach()}
+
+    def load_state_dict(self, state):
+        self.bias, self.told = state["bias"], state["told"]
+        self.own.data.copy_(state["own"])
+
+
+class Kept:
+    """Checkpoints in memory, as plain data."""
+
+    def __init__(self, every: int = 2):
+        self.every, self.last_step, self.states = every, 0, []
+
+    def due(self, step):
+        return step - self.last_step >= self.every
+
+    def save(self, step, state):
+        import io
+
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        self.states.append((step, torch.load(file, weights_only=True)))
+        self.last_step = step
+
+
+def everything(norm: str, fails_at_end_of=None) -> Training:
+    config, stream = run_config("er", norm, lr=0.01), make_stream(SPEC)
+    net = build_network(config, SPEC, torch.device("cpu"))
+    from utils.data.buffer import Buffer
+    from utils.run.build import build_augment
+
+    buffer = Buffer(config.buffer_size, Everything.buffer_policy(config, SPEC), SPEC, torch.device("cpu"))
+    method = Everything(net, config, SPEC, build_augment(config, SPEC, torch.device("cpu")), buffer)
+    method.calls, method.fails_at_end_of = [], fails_at_end_of
+    training = Training(config, stream, method)
+    training.checkpoints = Kept()
+    return training
+
+
+def test_the_order_of_a_run():
+    training = everything("adab2n")
+    training.run()
+    calls = training.method.calls
+    assert [call for call in calls if call[0] != "step"] == [
+        (what, task) for task in range(3) for what in ("begin", "end", "ended")
+    ]
+    # Twelve samples; then eight and four that joined; then twelve and four.
+    assert [call[1] for call in calls if call[0] == "step"] == list(range(3 + 3 + 4))
+    assert calls[0] == ("begin", 0)
+    assert calls[4] == ("end", 0)
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_a_run_resumed_from_any_checkpoint_comes_to_the_same_end(norm):
+    straight = everything(norm)
+    results = straight.run()["results"]
+    states = straight.checkpoints.states
+    assert len(states) > 6
+    for step, state in states:
+        resumed = everything(norm)
+        resumed.checkpoints.last_step = step
+        assert resumed.run(state)["results"] == results
+        for name, tensor in straight.method.net.state_dict().items():
+            assert torch.equal(tensor, resumed.method.net.state_dict()[name]), name
+        for name, tensor in straight.method.state_dict().items():
+            assert torch.equal(tensor, resumed.method.state_dict()[name]), name
+        calls = [call for call in resumed.method.calls if call[0] == "step"]
+        assert calls == [("step", number) for number in range(step, 10)]
+
+
+def test_what_a_resumed_run_calls_again_and_what_not():
+    """From the checkpoint before an end of a task: that end, not the task's beginning. From the one after: neither."""
+    straight = everything("bn")
+    straight.run()
+    at_end_of_second = [state for step, state in straight.checkpoints.states if step == 6]
+    assert [state["cursor"]["ended"] for state in at_end_of_second] == [False, True]
+    for state, repeated in zip(at_end_of_second, ([("end", 1), ("ended", 1)], []), strict=True):
+        resumed = everything("bn")
+        resumed.checkpoints.last_step = 6
+        resumed.run(state)
+        assert resumed.method.calls[: len(repeated) + 1] == [*repeated, ("begin", 2)]
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_an_end_of_task_that_was_cut_off_is_repeated_from_its_start(norm):
+    straight = everything(norm)
+    results = straight.run()["results"]
+    cut = everything(norm, fails_at_end_of=1)
+    with pytest.raises(KeyboardInterrupt):
+        cut.run()
+    step, state = cut.checkpoints.states[-1]
+    resumed = everything(norm)
+    resumed.checkpoints.last_step = step
+    assert resumed.run(state)["results"] == results
+    assert resumed.method.calls[:2] == [("end", 1), ("ended", 1)]
+
+
+def test_the_hooks_matter():
+    """Otherwise the tests above would compare nothing."""
+    assert not np.allclose(everything("bn").method.bias, 1)
+    training = everything("bn")
+    training.run()
+    method = training.method
+    assert method.told > 10
+    assert method.own.item() != 1
+    assert (method.bias > 1).all()
+    assert len(method.buffer) == 4
+    plain = method.net(torch.zeros(1, 3, 8, 8)) - method.predict(torch.zeros(1, 3, 8, 8))
+    assert plain.abs().min() > 1
+
+
+def test_a_batch_of_one_at_the_end_of_a_task_is_explained():
+    class Lonely(MODELS.get("sgd").build):
+        def end_task(self, task, stream):
+            self.net.train()
+            self.net(torch.zeros(1, 3, 8, 8))
+
+    config, stream = run_config("sgd", "bn"), make_stream(SPEC)
+    _, method = build_run(config, stream)
+    method.__class__ = Lonely
+    with pytest.raises(RunFailed, match="--batch_size"):
+        Training(config, stream, method).run()
+
+
+def test_places_address_steps():
+    assert Place(1, 5) == Place(task=1, step=5, epoch=0)

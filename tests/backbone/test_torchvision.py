@@ -1,0 +1,275 @@
+"""`--backbone torchvision`: its networks with our norms, and with BN exactly its own."""
+
+import signal
+from collections import Counter
+
+import pytest
+import torch
+from conftest import call, runner
+from helpers import CPU, build_run, make_spec, make_stream, weights_of
+from torch import nn
+from torchvision import models
+from torchvision.ops import StochasticDepth
+
+import utils.run.execution
+from backbone.norms import NormFactory
+from backbone.torchvision import maps_of_norms
+from scripts.soak import outcome
+from utils.config.arguments import resolve
+from utils.errors import UsageError
+from utils.run.build import build_network
+from utils.run.observers import Observer
+from utils.run.records import run_name
+from utils.step import Place
+
+ARCHS = ["resnet34", "mobilenet_v2", "regnet_y_400mf", "resnet50"]
+NORMS = ["bn", "ln", "in", "gn", "cn", "adab2n"]
+GROUPS = {"gn": {"groups": 8}, "cn": {"groups": 8}}  # 32 do not divide the channels of all of them
+COLOUR = make_spec(image_shape=(3, 64, 64))  # with 64 pixels the last map has more than one
+
+
+def config_of(arch, norm="bn", **flags):
+    flags = {
+        "model": "er",
+        "buffer_size": 12,
+        "batch_size": 3,
+        "minibatch_size": 3,
+        "device": "cpu",
+        "lr": 0.01,
+    } | flags
+    selected = {"dataset": "seq-cifar10", "backbone": "torchvision", "arch": arch, "norm": norm}
+    return resolve(selected | GROUPS.get(norm, {}) | flags)
+
+
+def torchvision_s_own(arch):
+    return models.get_model(arch, num_classes=COLOUR.n_classes)
+
+
+def count(net, kind):
+    return sum(isinstance(layer, kind) for layer in net.modules())
+
+
+# --- every norm -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def norm_layers():
+    """How many BatchNorm layers torchvision's own networks have."""
+    return {arch: count(torchvision_s_own(arch), nn.BatchNorm2d) for arch in ARCHS}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_builds_and_trains_a_step_with_every_norm(arch, norm, norm_layers, monkeypatch):
+    made, original = [], NormFactory.__call__
+    monkeypatch.setattr(NormFactory, "__call__", lambda self, *a, **k: made.append(original(self, *a, **k)) or made[-1])
+    stream = make_stream(COLOUR, batch_size=2)
+    net, method = build_run(config_of(arch, norm), stream)
+    assert len(made) == norm_layers[arch]
+    assert {id(layer) for layer in made} <= {id(layer) for layer in net.modules()}
+    if norm != "bn":
+        assert count(net, nn.BatchNorm2d) == 0
+
+    used = Counter()
+    for layer in made:
+        layer.register_forward_hook(lambda module, *_: used.update([id(module)]))
+    before, drawn_from = weights_of(net), torch.get_rng_state()
+    method.grow()
+    net.train()
+    step = method.step(next(stream.batches(0, 0, 0)), Place(0, 0))
+    assert torch.isfinite(step.loss)
+    assert set(used.values()) == {1}
+    assert len(used) == norm_layers[arch]
+    assert torch.equal(torch.get_rng_state(), drawn_from)
+    trained = dict(net.named_parameters())
+    changed = [name for name in trained if name in before and not torch.equal(trained[name], before[name])]
+    assert {"classifier.weight", "classifier.bias"} <= set(changed)
+    assert next(name for name in trained if name.startswith("trunk.")) in changed  # the first convolution
+    net.eval()
+    with torch.no_grad():
+        assert net(torch.zeros(2, 3, 64, 64)).isfinite().all()
+
+
+def test_replay_steps_draw_nothing_global():
+    stream = make_stream(COLOUR, batch_size=3)
+    net, method = build_run(config_of("efficientnet_b0", "adab2n", model="derpp"), stream)
+    method.grow()
+    net.train()
+    before = torch.get_rng_state()
+    steps = [method.step(batch, Place(0, number)) for number, batch in enumerate(stream.batches(0, 0, 0))]
+    assert len(steps) == 4
+    assert set(steps[-1].batches) == {"current", "logits", "labels"}
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_building_draws_nothing_global_and_depends_on_the_seed_alone():
+    before = torch.get_rng_state()
+    nets = [build_network(config_of("resnet18", seed=seed), COLOUR, CPU) for seed in (0, 0, 1)]
+    assert torch.equal(torch.get_rng_state(), before)
+    first, same, other = (net.trunk.conv1.weight for net in nets)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+# --- torchvision's own ----------------------------------------------------------------------------------------
+
+
+def with_weights_of(ours, arch):
+    """torchvision's own network with the weights of ours, and without dropout."""
+    theirs = torchvision_s_own(arch).double()
+    missing, unexpected = theirs.load_state_dict(ours.trunk.state_dict(), strict=False)
+    assert unexpected == []
+    linear = [layer for layer in theirs.modules() if isinstance(layer, nn.Linear)][-1]
+    linear.load_state_dict(ours.classifier.state_dict())
+    assert len(missing) == 2  # the weight and bias of the head
+    for layer in theirs.modules():
+        if isinstance(layer, nn.Dropout | StochasticDepth):
+            layer.p = 0.0
+    return theirs
+
+
+def exactly(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_with_bn_it_is_torchvision_s_own(arch):
+    ours = build_network(config_of(arch, dtype="float64"), COLOUR, CPU)
+    theirs = with_weights_of(ours, arch)
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randn(4, 3, 32, 32, dtype=torch.float64, generator=draw)
+
+    def evaluated():
+        with torch.no_grad():
+            exactly(ours.eval()(images), theirs.eval()(images))
+
+    evaluated()  # with the statistics that a network starts with
+    mine, own = ours.train()(images), theirs.train()(images)
+    assert mine.shape == (4, COLOUR.n_classes)
+    exactly(mine, own)
+    for logits in (mine, own):
+        nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, 3])).backward()
+    gradients = dict(theirs.named_parameters())
+    for name, parameter in ours.trunk.named_parameters():
+        exactly(parameter.grad, gradients[name].grad)
+    statistics = dict(theirs.named_buffers())
+    for name, buffer in ours.trunk.named_buffers():
+        exactly(buffer, statistics[name])
+    evaluated()  # with those that have moved
+
+
+def test_images_of_one_channel_are_grey():
+    spec = make_spec(image_shape=(1, 32, 32), mean=(0.0,), std=(1.0,))
+    net = build_network(config_of("resnet18", dtype="float64"), spec, CPU).eval()
+    theirs = with_weights_of(net, "resnet18").eval()
+    images = torch.randn(2, 1, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        exactly(net(images), theirs(images.repeat(1, 3, 1, 1)))
+    stream = make_stream(spec, batch_size=3)
+    net, method = build_run(config_of("resnet18", "ln"), stream)
+    method.grow()
+    assert torch.isfinite(method.step(next(stream.batches(0, 0, 0)), Place(0, 0)).loss)
+
+
+def test_sizes_are_those_of_the_maps():
+    sizes = maps_of_norms("resnet18", (3, 64, 64))
+    assert sizes[0] == (32, 32)
+    assert Counter(sizes) == {(32, 32): 1, (16, 16): 4, (8, 8): 5, (4, 4): 5, (2, 2): 5}
+
+
+# --- chance ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arch", "kind"), [("efficientnet_b0", StochasticDepth), ("mobilenet_v3_small", nn.Dropout)])
+def test_dropout_and_stochastic_depth_are_off(arch, kind):
+    own = torchvision_s_own(arch)
+    assert any(isinstance(layer, kind) and layer.p > 0 for layer in own.modules())
+    net = build_network(config_of(arch), COLOUR, CPU).train()
+    assert {layer.p for layer in net.modules() if isinstance(layer, nn.Dropout | StochasticDepth)} <= {0.0}
+    images = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        assert torch.equal(net(images), net(images))
+    assert torch.equal(torch.get_rng_state(), before)
+    if kind is StochasticDepth:
+        own.classifier = nn.Identity()
+        own.train()
+        with torch.no_grad():
+            assert not torch.equal(own(images), own(images))
+
+
+# --- networks that do not fit ---------------------------------------------------------------------------------
+
+UNSUITABLE = {
+    "vgg11": "it does not take norm_layer",
+    "densenet121": "it does not take norm_layer",
+    "swin_t": "--arch swin_t is not suitable",
+    "vit_b_16": "--arch vit_b_16 is not suitable",
+    "convnext_tiny": "LayerNorm",
+    "resnet35": "did you mean resnet",
+    "nonsense": "torchvision has no such network",
+    "": "torchvision has no such network",
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags"), [*((arch, []) for arch in UNSUITABLE), ("convnext_tiny", ["--dry_run"]), ("", ["--dry_run"])]
+)
+def test_unsuitable_network_is_refused_in_one_line(run_main, results, arch, flags):
+    ended = run_main("--model", "er", "--dataset", "seq-digits", "--backbone", "torchvision", "--arch", arch, *flags)
+    assert (ended.code, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"error: --arch {arch}")
+    assert UNSUITABLE[arch] in line
+    assert len(line) < 400
+    assert not results.exists()
+
+
+def test_norm_that_does_not_fit_the_maps_is_refused(run_main):
+    ended = run_main(
+        "--model", "er", "--dataset", "seq-digits", "--backbone", "torchvision", "--norm", "in", "--arch", "resnet34"
+    )
+    assert ended.code == 2
+    (line,) = ended.stderr.splitlines()
+    assert "normalization of a single value" in line
+
+
+def test_method_that_compares_feature_maps_is_refused():
+    with pytest.raises(
+        UsageError, match="--model derpp_lider compares feature maps, which --backbone torchvision lacks"
+    ):
+        config_of("resnet18", model="derpp_lider")
+
+
+# --- whole commands -------------------------------------------------------------------------------------------
+
+RUN = ["--model", "derpp", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "torchvision"]
+RUN += ["--arch", "resnet18", "--debug_mode", "--batch_size", "6", "--n_tasks", "2", "--save_model"]
+
+
+class Stop(Observer):
+    def on_step(self, step):
+        if step.place.step == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_resumed_run_is_identical(tmp_path, monkeypatch):
+    straight = runner(tmp_path / "straight")(*RUN)
+    assert (straight.code, straight.stderr) == (0, "")
+    assert straight.record["config"]["arch"] == straight.record["identity"]["arch"] == "resnet18"
+    assert straight.record["steps"] == 6
+    original = utils.run.execution.build_observers
+    with monkeypatch.context() as patch:
+        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), Stop()])
+        stopped = runner(tmp_path / "resumed")(*RUN)
+    assert stopped.code == 128 + signal.SIGTERM
+    resumed = runner(tmp_path / "resumed")(*RUN)
+    assert resumed.code == 0
+    assert resumed.record["results"] == straight.record["results"]
+    assert outcome(tmp_path / "resumed") == outcome(tmp_path / "straight")
+    assert call(["--eval_only", str(resumed.folder / "model.safetensors")]).code == 0
+
+
+def test_another_network_is_another_run():
+    names = {run_name(config_of(arch), COLOUR) for arch in ("resnet18", "resnet34", "resnet34")}
+    assert len(names) == 2

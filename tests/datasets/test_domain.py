@@ -1,0 +1,317 @@
+"""Data sets of which every task has all images, each task's turned in its own way."""
+
+import inspect
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from forked import Command, forked, refusal
+from helpers import CPU
+
+from datasets.dataset import DOMAIN_OPTIONS, DomainDataset, RawData
+from utils.config.arguments import resolve
+from utils.config.options import Rule
+from utils.config.registry import DATASETS, MODELS, Entry
+from utils.data.random import generator
+from utils.errors import UsageError
+from utils.run.build import Data
+
+N_TASKS, N_CLASSES, TRAIN, TEST = 4, 3, 20, 5
+RULES = (Rule({"n_tasks": N_TASKS, "buffer_size": 30, "num_filters": 2}),)
+
+
+class SeqTurned(DomainDataset):
+    name = "seq-turned"
+    image_shape = (1, 8, 8)
+    mean, std = (0.5,), (0.25,)
+
+    def class_sizes(self, config):
+        return np.full(3, 20), np.full(3, 5)
+
+    def read(self, config):
+        draw = generator(0, "images")
+        images = draw.integers(0, 256, (75, 1, 8, 8), dtype=np.uint8)
+        labels = np.arange(75) % 3
+        images[np.arange(75), 0, labels] = 255  # a row of the class's own
+        return RawData(images[:60], labels[:60], images[60:], labels[60:])
+
+    def transform(self, task, config):
+        return lambda images: torch.rot90(images, task, (2, 3)) if task else images
+
+
+PLUGIN = f"""
+import numpy as np
+import torch
+from datasets.dataset import DOMAIN_OPTIONS, DomainDataset, RawData
+from utils.config.options import Rule
+from utils.config.registry import DATASETS
+from utils.data.random import generator
+
+@DATASETS.register("seq-turned", help="turned", options=DOMAIN_OPTIONS, rules={RULES!r})
+{inspect.getsource(SeqTurned)}
+"""
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """In this process, until the test is over."""
+    monkeypatch.setitem(DATASETS.entries(), "seq-turned", Entry("seq-turned", SeqTurned, "", DOMAIN_OPTIONS, RULES))
+
+
+@dataclass
+class Whole:
+    """What a stream must be made of."""
+
+    train: torch.Tensor
+    test: torch.Tensor
+    train_labels: np.ndarray
+    test_labels: np.ndarray
+
+
+@pytest.fixture
+def whole():
+    raw = SeqTurned().read(None)
+    images = (torch.from_numpy(part) for part in (raw.train_images, raw.test_images))
+    return Whole(*images, raw.train_labels, raw.test_labels)
+
+
+def data_of(model="er", **flags):
+    return Data(resolve({"model": model, "dataset": "seq-turned", "backbone": "mlp", "device": "cpu"} | flags))
+
+
+def stream_of(model="er", **flags):
+    return data_of(model, **flags).stream(CPU)
+
+
+def turned(images, task):
+    return torch.rot90(images, task, (2, 3))
+
+
+def gathered(batches):
+    """All images, labels and tasks of the batches; what the host knows must agree."""
+    batches = list(batches)
+    for batch in batches:
+        assert batch.labels.tolist() == batch.labels_host.tolist()
+        assert batch.tasks.tolist() == batch.tasks_host.tolist()
+    return tuple(torch.cat([getattr(batch, name) for batch in batches]) for name in ("images", "labels", "tasks"))
+
+
+def as_rows(images, labels):
+    """Samples without their order."""
+    return sorted([label, *image] for label, image in zip(labels.tolist(), images.flatten(1).tolist(), strict=True))
+
+
+# --- facts ----------------------------------------------------------------------------------------------------
+
+
+def test_every_task_has_all_classes_and_all_images():
+    spec = data_of().spec
+    assert (spec.setting, spec.is_domain) == ("domain", True)
+    assert (spec.n_tasks, spec.n_classes, spec.image_shape) == (N_TASKS, N_CLASSES, (1, 8, 8))
+    assert spec.train_sizes == (N_CLASSES * TRAIN,) * N_TASKS
+    assert spec.test_sizes == (N_CLASSES * TEST,) * N_TASKS
+    assert [spec.classes_of(task) for task in range(N_TASKS)] == [range(N_CLASSES)] * N_TASKS
+
+
+@pytest.mark.parametrize("n_tasks", [1, 2, 7])
+def test_number_of_tasks_need_not_divide_the_classes(n_tasks):
+    stream = stream_of(n_tasks=n_tasks)
+    assert stream.spec.n_tasks == n_tasks
+    assert stream.train_sizes == [60] * n_tasks
+
+
+def test_wrong_number_of_images_is_refused(monkeypatch):
+    monkeypatch.setattr(SeqTurned, "class_sizes", lambda self, config: (np.full(3, 21), np.full(3, 5)))
+    with pytest.raises(UsageError, match="the files of seq-turned hold 60 images instead of 63"):
+        stream_of()
+
+
+# --- what a task's images are ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", range(N_TASKS))
+def test_task_s_own_transform_in_training_in_order_and_test(whole, task):
+    stream = stream_of()
+    images, labels, tasks = gathered(stream.in_order(task, 7))
+    assert torch.equal(images, turned(whole.train, task))
+    assert labels.tolist() == whole.train_labels.tolist()
+    assert set(tasks.tolist()) == {task}
+    images, labels, tasks = gathered(stream.test(task, 7))
+    assert torch.equal(images, turned(whole.test, task))
+    assert labels.tolist() == whole.test_labels.tolist()
+    assert set(tasks.tolist()) == {task}
+    for epoch in range(2):
+        images, labels, tasks = gathered(stream.batches(task, epoch, 0))
+        assert as_rows(images, labels) == as_rows(turned(whole.train, task), torch.from_numpy(whole.train_labels))
+        assert set(tasks.tolist()) == {task}
+
+
+def test_tasks_differ(whole):
+    for task in range(1, N_TASKS):
+        assert not torch.equal(turned(whole.train, task), whole.train)
+
+
+def test_nothing_is_held_twice(whole):
+    stream = stream_of()
+    assert torch.equal(stream.train_data.images, whole.train)
+    assert torch.equal(stream.test_data.images, whole.test)
+    assert stream.train_data.images.untyped_storage().nbytes() == 60 * 64
+    assert stream.train_ranges == ((0, 60),) * N_TASKS
+    assert stream.test_ranges == ((0, 15),) * N_TASKS
+    held = stream.train_data.images.untyped_storage().data_ptr()
+    (first,) = stream.in_order(0, 100)  # turned by nothing
+    assert first.images.untyped_storage().data_ptr() == held
+    for task in range(N_TASKS):
+        list(stream.batches(task, 0, 0))
+    assert torch.equal(stream.train_data.images, whole.train)
+    assert stream.to(CPU).train_data.images.untyped_storage().data_ptr() == held
+    assert stream.merged().train_data.images.untyped_storage().data_ptr() == held
+
+
+def test_transform_is_given_views_of_the_one_tensor(monkeypatch):
+    seen = []
+    monkeypatch.setattr(SeqTurned, "transform", lambda self, task, config: lambda images: seen.append(images) or images)
+    stream = stream_of()
+    for task in range(N_TASKS):
+        list(stream.in_order(task, 100))
+        list(stream.batches(task, 0, 0))
+    assert len(seen) == 2 * N_TASKS
+    assert {images.untyped_storage().data_ptr() for images in seen} == {
+        stream.train_data.images.untyped_storage().data_ptr()
+    }
+
+
+def test_rest_of_an_epoch_is_its_tail():
+    stream = stream_of(batch_size=7)
+    batches = list(stream.batches(2, 1, 0))
+    for first in range(len(batches)):
+        rest = gathered(stream.batches(2, 1, first))
+        assert all(torch.equal(a, b) for a, b in zip(rest, gathered(batches[first:]), strict=True))
+
+
+# --- validation -----------------------------------------------------------------------------------------------
+
+
+def test_validation_holds_out_a_share_of_every_class(whole):
+    data = data_of(validation=0.25)
+    assert data.spec.train_sizes == (45,) * N_TASKS
+    assert data.spec.test_sizes == (15,) * N_TASKS
+    stream = data.stream(CPU)
+    train, test = stream.train_data, stream.test_data
+    assert np.bincount(train.labels_host).tolist() == [15] * 3
+    assert np.bincount(test.labels_host).tolist() == [5] * 3
+    assert as_rows(torch.cat([train.images, test.images]), torch.cat([train.labels, test.labels])) == as_rows(
+        whole.train, torch.from_numpy(whole.train_labels)
+    )
+    for task in range(N_TASKS):
+        assert torch.equal(gathered(stream.test(task, 4))[0], turned(test.images, task))
+    other = stream_of(validation=0.25, seed=5)
+    assert torch.equal(other.test_data.images, test.images)
+
+
+def test_validation_that_leaves_nothing_is_refused():
+    with pytest.raises(UsageError, match=r"--validation 0.01 leaves a class of seq-turned without data"):
+        data_of(validation=0.01)
+
+
+# --- joint training, and methods that cannot ------------------------------------------------------------------
+
+
+def test_joint_training_sees_every_task_s_transform(whole):
+    stream = stream_of("joint")
+    assert stream.train_sizes == [60 * N_TASKS]
+    everything = torch.cat([turned(whole.train, task) for task in range(N_TASKS)])
+    labels_of_all = torch.from_numpy(np.tile(whole.train_labels, N_TASKS))
+    images, labels, tasks = gathered(stream.in_order(0, 50))
+    assert torch.equal(images, everything)
+    assert torch.equal(labels, labels_of_all)
+    assert set(tasks.tolist()) == {0}
+    images, labels, _ = gathered(stream.batches(0, 0, 0))
+    assert as_rows(images, labels) == as_rows(everything, labels_of_all)
+    for task in range(N_TASKS):
+        assert torch.equal(gathered(stream.test(task, 50))[0], turned(whole.test, task))
+
+
+def test_methods_that_need_own_classes_are_refused():
+    backbones = {True: "resnet18", False: "mlp"}
+    refused = set()
+    for name, entry in MODELS.entries().items():
+        flags = {"backbone": backbones[entry.build.needs_features]}
+        if not entry.build.needs_own_classes:
+            assert data_of(name, **flags).spec.is_domain
+            continue
+        with pytest.raises(
+            UsageError, match=f"--model {name} needs tasks with classes of their own; seq-turned"
+        ) as told:
+            data_of(name, **flags)
+        assert "\n" not in str(told.value)
+        refused.add(name)
+    assert {"er_ace", "er_ace_lider"} <= refused
+    assert not {"sgd", "joint", "er", "derpp", "derpp_lider"} & refused
+
+
+def test_ring_shares_its_slots_among_tasks_where_they_share_classes():
+    data = data_of("derpp", buffer_mode="ring", ring_quota="class")
+    policy = MODELS.get("derpp").build.buffer_policy(data.config, data.spec)
+    assert (policy.by, policy.quota, len(policy.counts)) == ("task", 30 // N_TASKS, N_TASKS)
+
+
+# --- whole commands -------------------------------------------------------------------------------------------
+
+COMMANDS = {
+    "er": ["--norm", "adab2n"],
+    "joint": ["--norm", "bn"],
+    "er_ace": ["--norm", "adab2n"],
+    "derpp": ["--norm", "adab2n", "--buffer_mode", "ring", "--fidelity", "paper", "--validation", "0.25"],
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """How each of the commands ended, by the method."""
+    folder = tmp_path_factory.mktemp("domain")
+    (folder / "mine").mkdir()
+    (folder / "mine/turned.py").write_text(PLUGIN)
+    common = [
+        "--plugins",
+        "mine",
+        "--dataset",
+        "seq-turned",
+        "--results_path",
+        str(folder / "results"),
+        "--device",
+        "cpu",
+    ]
+    common += ["--num_threads", "1", "--non_verbose", "--batch_size", "15"]
+    commands = [Command(["--model", model, *flags, *common], cwd=folder) for model, flags in COMMANDS.items()]
+    return dict(zip(COMMANDS, forked(folder / "out", commands), strict=True))
+
+
+@pytest.mark.parametrize("model", ["er", "derpp"])
+def test_run_gives_domain_il_only(ended, model):
+    run = ended[model]
+    assert (run.code, run.stderr) == (0, "")
+    assert list(run.record["results"]) == ["domain_il"]
+    matrix = run.record["results"]["domain_il"]["matrix"]
+    assert [len(row) for row in matrix] == [N_TASKS] * N_TASKS
+    assert run.record["steps"] == N_TASKS * (4 if model == "er" else 3)
+    assert "Domain-IL accuracy, %" in run.stdout
+    assert "Class-IL" not in run.stdout
+    assert "Task-IL" not in run.stdout
+    assert run.record["data"]["test_sizes"] == [15] * N_TASKS
+    assert run.record["data"]["reported_on"] == ("test set" if model == "er" else "validation split")
+
+
+def test_joint_run_has_one_row(ended):
+    run = ended["joint"]
+    assert (run.code, run.stderr) == (0, "")
+    assert list(run.record["results"]) == ["domain_il"]
+    (row,) = run.record["results"]["domain_il"]["matrix"]
+    assert len(row) == N_TASKS
+    assert None not in row
+    assert run.record["steps"] == 16
+
+
+def test_method_that_needs_own_classes_is_refused_in_one_line(ended):
+    assert "--model er_ace needs tasks with classes of their own; seq-turned shares them" in refusal(ended["er_ace"])

@@ -1,0 +1,187 @@
+"""What a command imports, and which rooms of the project know which others."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from forked import ROOT, Command, forked, refusal
+
+HEAVY = {"triton", "torchvision", "wandb", "pandas", "sklearn", "safetensors", "PIL", "tqdm", "ray"}
+OPTIONAL = ("triton", "torchvision", "wandb", "pandas")
+KERNELS = [f"backbone.norms.kernels.{name}" for name in ("triton_passes", "compiled_passes", "fused")]
+QUICK = {"help": ["--help"], "list": ["--list"], "error": ["--model", "nope", "--dataset", "seq-digits"]}
+RUN = ["--dataset", "seq-digits", "--num_filters", "2", "--batch_size", "60", "--debug_mode", "--non_verbose"]
+
+# As if they were not installed: torch, too, asks for triton when it is imported, and takes no for an answer.
+BAR = f"""
+from importlib.machinery import PathFinder
+
+class Bar(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {OPTIONAL!r} else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Bar
+"""
+
+
+def run_of(model, norm, results, *more):
+    return [*RUN, "--model", model, "--norm", norm, "--device", "cpu", "--results_path", str(results), *more]
+
+
+# --- what commands import -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """How the quick commands and two runs ended, by name."""
+    folder = tmp_path_factory.mktemp("imports")
+    commands = QUICK | {norm: run_of("er_ace", norm, folder / "results") for norm in ("bn", "adab2n")}
+    ended = forked(folder / "out", [Command(words) for words in commands.values()], before="")
+    return dict(zip(commands, ended, strict=True))
+
+
+@pytest.fixture(scope="module")
+def ended_without(tmp_path_factory):
+    """The same on a machine that has none of the optional packages."""
+    folder = tmp_path_factory.mktemp("barred")
+    control = {"cifar": run_of("er", "bn", folder / "results", "--dataset", "seq-cifar10", "--base_path", str(folder))}
+    commands = QUICK | {"run": run_of("er_ace", "adab2n", folder / "results")} | control
+    words = [Command(words) for words in commands.values()]
+    return dict(zip(commands, forked(folder / "out", words, before=BAR), strict=True))
+
+
+def check_quick(ended):
+    assert [ended[name].code for name in QUICK] == [0, 0, 2]
+    assert "--kappa" in ended["help"].stdout
+    assert "seq-cifar100" in ended["list"].stdout
+    assert "unknown model 'nope'" in refusal(ended["error"])
+    assert ended["help"].stderr == ended["list"].stderr == ""
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_quick_commands_import_nothing_heavy_and_read_no_data(ended, name):
+    check_quick(ended)
+    assert {"datasets.seq_digits", "datasets.seq_cifar10", "models.er", "backbone.torchvision"} <= set(
+        ended[name].modules
+    )
+    assert not HEAVY & {module.partition(".")[0] for module in ended[name].modules}
+    assert ended[name].reads == []
+
+
+def test_reading_is_noticed_and_a_run_does_read(ended):
+    assert [Path(path).name for path in ended["bn"].reads] == ["digits.csv.gz"]
+
+
+def test_kernels_are_imported_by_the_norms_that_use_them(ended):
+    assert (ended["bn"].code, ended["adab2n"].code) == (0, 0)
+    assert not set(KERNELS) & set(ended["bn"].modules)
+    assert KERNELS[-1] in ended["adab2n"].modules
+    assert KERNELS[0] not in ended["adab2n"].modules
+
+
+def test_commands_do_without_the_optional_packages(ended_without):
+    check_quick(ended_without)
+    run = ended_without["run"]
+    assert run.code == 0, run.stderr
+    assert run.record["status"] == "finished"
+    assert run.record["config"]["norm"] == "adab2n"
+    assert run.record["steps"] == 15
+    for each in ended_without.values():
+        assert not set(OPTIONAL) & {module.partition(".")[0] for module in each.modules}
+    assert "No module named 'torchvision'" in ended_without["cifar"].stderr  # so that barring is known to work
+
+
+def test_run_without_the_optional_packages_has_the_same_results(ended, ended_without):
+    assert ended_without["run"].record["results"] == ended["adab2n"].record["results"]
+
+
+# --- who imports whom -----------------------------------------------------------------------------------------
+
+WALLS = {
+    "utils": ("models", "datasets", "backbone", "scripts", "utils.run"),  # the files at its top
+    "utils.config": ("models", "datasets", "backbone", "scripts", "utils.run", "utils.data"),
+    "utils.data": ("models", "datasets", "backbone", "scripts", "utils.run"),
+    "backbone": ("models", "datasets", "scripts", "utils.run"),
+    "datasets": ("models", "backbone", "scripts", "utils.run"),
+    "models": ("datasets", "backbone", "scripts", "utils.run"),
+}
+
+
+def files_of(room):
+    folder = ROOT / room.replace(".", "/")
+    return sorted(folder.glob("*.py") if room == "utils" else folder.rglob("*.py"))
+
+
+def imports_of(source, package=""):
+    """(line, module) of everything that a source names in an import, wherever in it."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            found += [(node.lineno, f"{module}.{alias.name}") for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            found += [(node.lineno, word.value) for word in node.args[:1] if isinstance(word, ast.Constant)]
+    return found
+
+
+def is_in(module, room):
+    return f"{module}.".startswith(f"{room}.")
+
+
+def trespasses(room, forbidden):
+    """path:line of every import of a forbidden room."""
+    found = []
+    for path in files_of(room):
+        package = ".".join(path.parent.relative_to(ROOT).parts)
+        for line, module in imports_of(path.read_text(), package):
+            if any(is_in(module, other) for other in forbidden):
+                found.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
+    return found
+
+
+@pytest.mark.parametrize("room", WALLS)
+def test_rooms_know_nothing_beyond_their_walls(room):
+    assert len(files_of(room)) >= 4
+    assert trespasses(room, WALLS[room]) == []
+
+
+def test_run_knows_the_others_as_the_walls_would_show():
+    found = "\n".join(trespasses("utils.run", ("models", "backbone")))
+    assert "utils/run/build.py" in found
+    assert "utils/run/training.py" in found
+
+
+@pytest.mark.parametrize("room", ["backbone", "datasets", "models"])
+def test_parts_declare_options_and_leave_the_arguments_to_others(room):
+    allowed = "backbone/norms/__init__.py:"
+    found = trespasses(room, ("utils.config.arguments", "utils.config.loop_options", "utils.config.plugins"))
+    assert [where for where in found if not where.startswith(allowed)] == []
+
+
+def test_imports_are_found_wherever_they_are():
+    source = """
+import utils.run.build as b
+from utils import run, errors
+from . import stream
+from ..config.options import Option
+def f():
+    if True:
+        from models.method import Method
+    importlib.import_module("datasets.cifar")
+"""
+    assert [module for _, module in sorted(imports_of(source, "utils.data"))] == [
+        "utils.run.build",
+        "utils.errors",
+        "utils.run",
+        "utils.data.stream",
+        "utils.config.options.Option",
+        "models.method.Method",
+        "datasets.cifar",
+    ]
+    assert is_in("utils.run", "utils.run")
+    assert is_in("utils.run.build", "utils.run")
+    assert not is_in("utils.runs", "utils.run")

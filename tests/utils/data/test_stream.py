@@ -1,0 +1,220 @@
+"""Streams in memory: the order of batches, samples that join, tasks trained as one, and what is never copied."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers import CPU, make_spec, make_stream, sample_numbers
+
+from utils.data.stream import ranges, split_of
+from utils.step import Batch
+
+SPEC = make_spec(n_tasks=3, n_classes=6, train_sizes=(10, 7, 12), test_sizes=(5, 6, 4))
+FIELDS = ("images", "labels", "tasks", "labels_host", "tasks_host")
+
+
+@pytest.fixture
+def stream():
+    return make_stream(SPEC)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in FIELDS)
+
+
+def numbers(batches) -> list[int]:
+    """Of all samples, in their order."""
+    return [number for batch in batches for number in sample_numbers(batch.images).tolist()]
+
+
+def strangers(count: int) -> Batch:
+    """Samples of other tasks, numbered from 100 on, with labels and tasks that no other sample of `SPEC` has."""
+    images = np.zeros((count, *SPEC.image_shape), dtype=np.uint8)
+    images[:, :, 0, 0] = 100 + np.arange(count)[:, None]
+    labels, tasks = 60 + np.arange(count), 70 + np.arange(count)
+    return Batch(torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(tasks), labels, tasks)
+
+
+# --- an epoch -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", range(3))
+def test_epoch_has_every_sample_of_its_task_once_with_its_label(stream, task):
+    batches = list(stream.batches(task, 0, 0))
+    size = SPEC.train_sizes[task]
+    assert [len(batch) for batch in batches] == [4] * (size // 4) + ([size % 4] if size % 4 else [])
+    start, stop = ranges(SPEC.train_sizes)[task]
+    assert sorted(numbers(batches)) == list(range(start, stop))
+    assert numbers(batches) != list(range(start, stop))
+    for batch in batches:
+        at = sample_numbers(batch.images)
+        assert torch.equal(batch.images, stream.train_data.images[at])
+        assert batch.labels.tolist() == batch.labels_host.tolist() == stream.train_data.labels_host[at].tolist()
+        assert batch.tasks.tolist() == batch.tasks_host.tolist() == [task] * len(batch)
+        assert batch.images.dtype == torch.uint8
+        assert batch.labels.dtype == batch.tasks.dtype == torch.int64
+
+
+@pytest.mark.parametrize("joined", [None, strangers(6)], ids=["alone", "joined"])
+@pytest.mark.parametrize("together", [False, True])
+def test_rest_of_an_epoch_is_the_tail_of_the_whole(stream, joined, together):
+    stream = stream.merged() if together else stream
+    for task in range(len(stream.train_sizes)):
+        whole = list(stream.batches(task, 2, 0, joined))
+        assert len(whole) == -(-(stream.train_sizes[task] + (len(joined) if joined else 0)) // 4)
+        for first in range(len(whole) + 1):
+            rest = list(stream.batches(task, 2, first, joined))
+            assert len(rest) == len(whole) - first
+            assert all(same(a, b) for a, b in zip(rest, whole[first:], strict=True))
+
+
+def test_order_is_of_seed_task_and_epoch_alone():
+    spec = make_spec(n_tasks=2, train_sizes=(12, 12))
+    here, there = make_stream(spec, seed=5), make_stream(spec, seed=5)
+    other_seed = replace(here, seed=6)
+    orders = {}
+    for place in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+        torch.manual_seed(sum(place))
+        np.random.seed(sum(place))  # noqa: NPY002 (nothing may depend on it)
+        orders[place] = numbers(here.batches(*place, 0))
+    for place in reversed(orders):
+        assert numbers(there.batches(*place, 0)) == orders[place]
+    within = [tuple(np.array(orders[place]) - 12 * place[0]) for place in orders]
+    within.append(tuple(numbers(other_seed.batches(0, 0, 0))))
+    assert len(set(within)) == 5
+
+
+def test_order_does_not_depend_on_the_size_of_batches():
+    spec = make_spec(n_tasks=2, train_sizes=(12, 12))
+    small, large = make_stream(spec, batch_size=3), make_stream(spec, batch_size=8)
+    assert numbers(small.batches(1, 3, 0)) == numbers(large.batches(1, 3, 0))
+
+
+def test_batches_draw_nothing_global(stream):
+    before, global_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    list(stream.batches(0, 0, 0))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], global_state)  # noqa: NPY002
+
+
+# --- samples that join ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epoch", range(3))
+def test_joined_samples_come_once_in_every_epoch_as_they_are(stream, epoch):
+    joined = strangers(6)
+    batches = list(stream.batches(1, epoch, 0, joined))
+    assert [len(batch) for batch in batches] == [4, 4, 4, 1]
+    own = list(range(10, 17))
+    assert sorted(numbers(batches)) == own + list(range(100, 106))
+    found = {}
+    for batch in batches:
+        assert batch.labels.tolist() == batch.labels_host.tolist()
+        assert batch.tasks.tolist() == batch.tasks_host.tolist()
+        at = sample_numbers(batch.images).tolist()
+        found |= dict(zip(at, zip(batch.labels.tolist(), batch.tasks.tolist(), strict=True), strict=True))
+    assert {number: found[number] for number in range(100, 106)} == {100 + k: (60 + k, 70 + k) for k in range(6)}
+    assert {number: found[number] for number in own} == {n: (int(stream.train_data.labels_host[n]), 1) for n in own}
+
+
+def test_joined_samples_are_spread_over_the_epoch(stream):
+    places = [
+        place
+        for epoch in range(20)
+        for place, n in enumerate(numbers(stream.batches(0, epoch, 0, strangers(5))))
+        if n > 99
+    ]
+    assert set(places) == set(range(15))
+
+
+def test_nothing_that_joins_is_nothing_at_all(stream):
+    for nothing in (None, strangers(0)):
+        assert numbers(stream.batches(0, 1, 0, nothing)) == numbers(stream.batches(0, 1, 0))
+    assert stream.train_sizes == [10, 7, 12]
+
+
+# --- all tasks as one -----------------------------------------------------------------------------------------
+
+
+def test_merged_stream_trains_all_tasks_as_one(stream):
+    merged = stream.merged()
+    assert merged.train_sizes == [29]
+    assert stream.train_sizes == [10, 7, 12]
+    batches = list(merged.batches(0, 0, 0))
+    assert sorted(numbers(batches)) == list(range(29))
+    assert {task for batch in batches for task in batch.tasks_host.tolist() + batch.tasks.tolist()} == {0}
+    for batch in batches:
+        assert batch.labels.tolist() == stream.train_data.labels_host[sample_numbers(batch.images)].tolist()
+    assert numbers(merged.in_order(0, 5)) == list(range(29))
+
+
+def test_merged_stream_tests_tasks_apart(stream):
+    for task in range(3):
+        merged, apart = (list(which.test(task, 4)) for which in (stream.merged(), stream))
+        assert all(same(a, b) for a, b in zip(merged, apart, strict=True))
+
+
+def test_merged_stream_of_shared_images_has_each_task_s_own():
+    images = np.arange(4 * 3 * 8 * 8, dtype=np.uint64).reshape(4, 3, 8, 8).astype(np.uint8)
+    data = split_of(images, np.array([0, 1, 2, 3]))
+    spec = make_spec("domain", train_sizes=(4, 4), test_sizes=(4, 4))
+    transforms = (lambda x: x, lambda x: 255 - x)
+    stream = make_stream(spec)
+    stream = replace(
+        stream, train_data=data, test_data=data, train_ranges=((0, 4),) * 2, test_ranges=((0, 4),) * 2,
+        transforms=transforms,
+    ).merged()  # fmt: skip
+    (whole,) = stream.in_order(0, 100)
+    assert torch.equal(whole.images, torch.cat([data.images, 255 - data.images]))
+    assert whole.labels.tolist() == [0, 1, 2, 3] * 2
+    assert whole.tasks.tolist() == [0] * 8
+    assert stream.train_sizes == [8]
+
+
+def test_merged_stream_of_tasks_that_lie_out_of_order_is_whole():
+    stream = make_stream(SPEC)
+    first, second, third = stream.train_ranges
+    merged = replace(stream, train_ranges=(second, third, first)).merged()
+    assert sorted(numbers(merged.batches(0, 0, 0))) == list(range(29))
+    assert numbers(merged.in_order(0, 100)) == [*range(10, 29), *range(10)]
+
+
+# --- in order, test, device -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 100])
+def test_in_order_and_test_go_through_a_task_as_it_lies(stream, size):
+    for task in range(3):
+        for batches, data, sizes in (
+            (list(stream.in_order(task, size)), stream.train_data, SPEC.train_sizes),
+            (list(stream.test(task, size)), stream.test_data, SPEC.test_sizes),
+        ):
+            start, stop = ranges(sizes)[task]
+            assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
+            assert 0 < len(batches[-1]) <= size
+            assert torch.equal(torch.cat([batch.images for batch in batches]), data.images[start:stop])
+            assert torch.cat([batch.labels for batch in batches]).tolist() == data.labels[start:stop].tolist()
+            assert np.concatenate([batch.labels_host for batch in batches]).tolist() == data.labels[start:stop].tolist()
+            assert all(set(batch.tasks_host.tolist()) == set(batch.tasks.tolist()) == {task} for batch in batches)
+
+
+def test_tasks_are_views_of_one_tensor(stream):
+    train, test = stream.train_data.images, stream.test_data.images
+    for task in range(3):
+        for batch in stream.in_order(task, 3):
+            assert batch.images.untyped_storage().data_ptr() == train.untyped_storage().data_ptr()
+        for batch in stream.test(task, 3):
+            assert batch.images.untyped_storage().data_ptr() == test.untyped_storage().data_ptr()
+    merged = stream.merged()
+    assert merged.task_data(0).images.data_ptr() == train.data_ptr()
+    assert stream.to(CPU).train_data.images.data_ptr() == train.data_ptr()
+
+
+def test_moving_keeps_what_the_host_decides_by():
+    stream = make_stream(SPEC)
+    there = stream.to(torch.device("meta"))
+    assert there.train_data.images.device.type == there.test_data.labels.device.type == "meta"
+    assert there.train_data.labels_host is stream.train_data.labels_host
+    assert there.train_sizes == stream.train_sizes
+    assert (there.seed, there.batch_size, there.spec) == (stream.seed, stream.batch_size, stream.spec)

@@ -1,0 +1,230 @@
+"""Devices, how small arrays travel to them, and what a command knows of its cost before it starts."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from helpers import CPU
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import utils.run.estimate
+from datasets.seq_digits import SeqDigits
+from utils.config.arguments import resolve
+from utils.device import pick_device, send_together, set_up_device, to_device
+from utils.errors import UsageError
+from utils.run.build import Data
+from utils.run.estimate import memory_estimate
+
+DIGITS = ["--dataset", "seq-digits", "--num_filters", "2"]
+
+
+def config_of(**flags):
+    return resolve({"model": "sgd", "dataset": "seq-digits"} | flags)
+
+
+# --- which device ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """A machine with two; the list of the devices that were made the current one, as CUDA is told."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
+    return chosen
+
+
+def test_named_device_becomes_the_current_one(two_gpus, monkeypatch):
+    asked, original = [], torch.cuda.set_device
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.append(device) or original(device))
+    assert set_up_device(config_of(device="cuda:1")) == torch.device("cuda:1")
+    assert asked == [torch.device("cuda:1")]
+    assert two_gpus == [1]
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])
+def test_device_without_a_number_is_the_first(two_gpus, name):
+    """`torch.cuda.set_device` itself refuses a device without its number."""
+    device = set_up_device(config_of(device=name))
+    assert device.type == "cuda"
+    assert device.index in (None, 0)
+    assert two_gpus in ([], [0])
+
+
+def test_cpu_leaves_the_current_device_alone(two_gpus):
+    assert set_up_device(config_of(device="cpu")) == CPU
+    assert two_gpus == []
+
+
+def test_device_beyond_the_last_is_refused(two_gpus):
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(UsageError, match=re.escape("--device cuda:2: this machine has 2 CUDA devices")):
+        set_up_device(config_of(device="cuda:2"))
+    assert two_gpus == []
+
+
+def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert set_up_device(config_of(device="auto")) == CPU
+
+
+# --- small arrays on their way --------------------------------------------------------------------------------
+
+ARRAYS = [
+    np.arange(6).reshape(2, 3),
+    np.empty((0, 4), dtype=np.int64),
+    np.array([7, 8], dtype=np.int32),
+    np.arange(12).reshape(3, 4)[:, ::2],
+    np.array([[True], [False]]),
+]
+
+
+class Copies(TorchDispatchMode):
+    """Counts what goes to another device."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if "_to_copy" in str(func) or "copy_" in str(func):
+            self.made.append((tuple(out.shape), out.dtype, (kwargs or {}).get("non_blocking")))
+        return out
+
+
+def test_arrays_for_the_cpu_are_themselves():
+    sent = send_together(ARRAYS, CPU)
+    assert [tensor.dtype for tensor in sent] == [torch.int64] * len(ARRAYS)
+    for tensor, array in zip(sent, ARRAYS, strict=True):
+        assert np.array_equal(tensor.numpy(), array)
+    assert np.shares_memory(sent[0].numpy(), ARRAYS[0])
+
+
+def test_arrays_for_a_device_travel_in_one_copy(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.clone()) or tensor)
+    copies = Copies()
+    with copies:
+        sent = send_together(ARRAYS, torch.device("meta"))
+    assert [tuple(tensor.shape) for tensor in sent] == [array.shape for array in ARRAYS]
+    assert {(tensor.device.type, tensor.dtype) for tensor in sent} == {("meta", torch.int64)}
+    assert copies.made == [((16,), torch.int64, True)]
+    (flat,) = pinned
+    assert flat.tolist() == np.concatenate([array.ravel() for array in ARRAYS]).tolist()
+    offsets = [tensor.storage_offset() for tensor in sent]
+    assert offsets == np.cumsum([0] + [array.size for array in ARRAYS[:-1]]).tolist()
+
+
+def test_copies_are_counted(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    copies = Copies()
+    with copies:
+        for array in ARRAYS:
+            to_device(array, torch.device("meta"))
+    assert len(copies.made) == len(ARRAYS)
+
+
+# --- dry runs -------------------------------------------------------------------------------------------------
+
+TRITON = ["--model", "er", "--norm", "adab2n", "--norm_impl", "triton", *DIGITS, "--dry_run"]
+
+
+@pytest.mark.parametrize("impl", ["triton", "auto", "reference"])
+def test_dry_run_of_kernels_is_fine_where_there_is_a_gpu(run_main, monkeypatch, impl):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(utils.run.estimate, "pick_device", lambda name: torch.device("cuda"))
+    ended = run_main(*TRITON, "--norm_impl", impl)
+    assert (ended.code, ended.stderr) == (0, "")
+    assert f"  norm_impl = {impl}" in ended.stdout.splitlines()
+    assert "memory: about " in ended.stdout
+
+
+def test_dry_run_of_triton_is_refused_where_there_is_none(run_main, monkeypatch, results):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(utils.run.estimate, "pick_device", lambda name: CPU)
+    ended = run_main(*TRITON)
+    assert (ended.code, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: --norm_impl triton needs a CUDA device")
+    assert not results.exists()
+
+
+def test_dry_run_of_compiled_kernels_is_refused_where_there_is_a_gpu(run_main, monkeypatch):
+    monkeypatch.setattr(utils.run.estimate, "pick_device", lambda name: torch.device("cuda"))
+    ended = run_main(*TRITON, "--norm_impl", "compiled")
+    assert ended.code == 2
+    (line,) = ended.stderr.splitlines()
+    assert "--norm_impl compiled needs a CPU" in line
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_dry_run_counts_the_batches_of_a_step(norm):
+    def activations(model, **flags):
+        config = resolve(
+            {"model": model, "norm": norm, "dataset": "seq-cifar10", "num_filters": 4, "device": "cpu"} | flags
+        )
+        return memory_estimate(config, Data(config).spec)["activations"]
+
+    one = activations("sgd")
+    assert one > 0
+    counts = {"joint": 1, "er": 2, "er_ace": 2, "derpp": 3, "er_ace_lider": 4, "derpp_lider": 5}
+    assert {model: activations(model) / one for model in counts} == counts
+    assert activations("derpp_lider", minibatch_size=5) / one == 3  # ten images, and four draws of five
+    assert activations("derpp", batch_size=20, minibatch_size=10) / one == 4
+
+
+def test_dry_run_counts_other_memory_exactly():
+    config = resolve({"model": "er", "dataset": "seq-cifar10", "num_filters": 4, "device": "cpu", "buffer_size": 500})
+    memory = memory_estimate(config, Data(config).spec)
+    assert memory["data"] == 60_000 * 3072
+    assert memory["buffer"] == 500 * 3072
+
+
+# --- a whole command ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """One entry for every data set that is made."""
+    made, original = [], SeqDigits.__init__
+    monkeypatch.setattr(SeqDigits, "__init__", lambda self: made.append(self) or original(self))
+    return made
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--debug_mode", "--batch_size", "60", "--save_model"], ["--dry_run"]],
+    ids=["run", "dry_run"],
+)
+def test_data_set_is_built_once_in_a_command(run_main, built, flags):
+    command = ["--model", "er", *DIGITS, *flags]
+    ended = run_main(*command)
+    assert ended.code == 0, ended.stderr
+    assert len(built) == 1
+    if ended.record:
+        assert run_main(*command).record == ended.record
+        assert len(built) == 2
+        assert run_main("--eval_only", str(ended.folder / "model.safetensors")).code == 0
+        assert len(built) == 3
+
+
+@pytest.mark.parametrize(("fidelity", "lr"), [("official", 0.1), ("paper", 0.03)])
+@pytest.mark.parametrize("model", ["joint", "sgd"])
+def test_learning_rate_of_joint_training_on_cifar10(model, fidelity, lr):
+    flags = {"model": model, "dataset": "seq-cifar10"}
+    assert resolve(flags | {"fidelity": fidelity}).lr == lr
+    assert resolve(flags | {"fidelity": fidelity, "lr": 0.5}).lr == 0.5
+    assert resolve(flags).lr == 0.1
+    assert resolve(flags | {"model": "er", "fidelity": fidelity}).lr == 0.03
+
+
+def test_option_that_nobody_has_is_bad_usage():
+    with pytest.raises(UsageError, match="there is no option 'buffersize'; did you mean buffer_size") as caught:
+        config_of(buffersize=3)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="no option 'xyzzy'"):
+        config_of(xyzzy=3)

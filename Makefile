@@ -41,10 +41,10 @@ format: install ## put the code into its style
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-matrix: install ## every method with every norm on the digits (42 runs, about 10 minutes)
+matrix: install ## every method with every norm on the digits (72 runs, about 20 minutes)
 	$(PY) -m scripts.matrix
 
-soak: install ## kill and resume runs at random moments, at least 108 times; compares the ends bit by bit
+soak: install ## kill and resume runs at random moments, at least 171 times; compares the ends bit by bit
 	OMP_NUM_THREADS=1 $(PY) -m scripts.soak
 
 bench: install ## all benchmarks (ten minutes, nothing else should run)

@@ -1,10 +1,11 @@
 """Kill runs with SIGKILL at random moments and resume them: the end must be the same to the bit. `make soak`.
 
-For every replay method, norm and buffer, and for sgd and joint, an uninterrupted run of `seq-digits` is compared with
-one that is killed again and again: at any moment, while a checkpoint is being written, and during evaluation. Record,
-log and final network must be equal but for times, and so must the list of files: what a killed writer left is not
-tidied up here. A resumed run that ends with an error counts as a difference. Runs are forked from this process, which
-has everything imported, so that a start costs little.
+For every method with three norms, and with both kinds of buffer where it has the choice, an uninterrupted run of
+`seq-digits` is compared with one that is killed again and again: at any moment, while a checkpoint is written, and
+after a task's last step, at its end and during its evaluation. Record, log and final network must be equal but for
+times, and so must the list of files: what a killed writer left is not tidied up here. A resumed run that ends with an
+error counts as a difference. Runs are forked from this process, which has everything imported, so that a start costs
+little.
 """
 
 from __future__ import annotations
@@ -32,27 +33,29 @@ import torchvision  # noqa: F401
 
 import utils.run.execution  # noqa: F401
 from main import main
+from scripts.matrix import SHORT
 
 NORMS = ("bn", "cn", "adab2n")
-REPLAY = ("er", "er_ace", "derpp", "er_ace_lider", "derpp_lider")
+REPLAY = ("er", "er_ace", "derpp", "er_ace_lider", "derpp_lider", "der", "agem")
+OWN_BUFFER = ("gdumb", "icarl")
+WITHOUT_BUFFER = ("sgd", "joint", "ewc_on")
 AIMS = ("any moment", "inside a checkpoint", "during evaluation")
 EVERY = 2  # steps between checkpoints
 TIMES = ("seconds", "wall_seconds", "steps_per_second", "environment")
 
 
 def combinations() -> list[list[str]]:
-    replay = itertools.product(REPLAY, NORMS, ("reservoir", "ring"))
-    plain = itertools.product(("sgd", "joint"), NORMS)
-    return [["--model", m, "--norm", n, "--buffer_mode", b, "--buffer_size", "50"] for m, n, b in replay] + [
-        ["--model", m, "--norm", n] for m, n in plain
-    ]
+    replay = itertools.product(REPLAY, NORMS, (["--buffer_mode", "reservoir"], ["--buffer_mode", "ring"]))
+    own = itertools.product(OWN_BUFFER, NORMS, ([],))
+    with_buffer = [["--model", m, "--norm", n, *mode, "--buffer_size", "50"] for m, n, mode in (*replay, *own)]
+    return with_buffer + [["--model", m, "--norm", n] for m, n in itertools.product(WITHOUT_BUFFER, NORMS)]
 
 
 def command(options: list[str], results: Path) -> list[str]:
     small = ["--num_filters", "2", *(["--groups", "2"] if "cn" in options else [])]
     short = ["--dataset", "seq-digits", "--batch_size", "40", "--log_every", "3", "--checkpoint_every", str(EVERY)]
     quiet = ["--num_threads", "1", "--non_verbose", "--save_model", "--results_path", str(results)]
-    return [*options, *small, *short, *quiet]
+    return [*options, *SHORT.get(options[1], ()), *small, *short, *quiet]
 
 
 def start(options: list[str], results: Path) -> multiprocessing.Process:

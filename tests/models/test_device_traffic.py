@@ -80,7 +80,9 @@ def test_switches_do_not_change_that(options):
     assert found.count == 2
 
 
-@pytest.mark.parametrize(("model", "copies"), [("sgd", 1), ("er", 2), ("er_ace_lider", 4)])
+@pytest.mark.parametrize(
+    ("model", "copies"), [("sgd", 1), ("er", 2), ("der", 2), ("agem", 2), ("ewc_on", 1), ("er_ace_lider", 4)]
+)
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
 def test_copies_of_the_other_methods(model, norm, copies):
     """LiDER's two more hold the starts of its power iterations."""

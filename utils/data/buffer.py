@@ -98,6 +98,42 @@ class Replaced:
         self.held = state["held"]
 
 
+class GreedyBalance:
+    """GDumb's: a class below its share, the capacity over the classes seen, takes a place of the largest class."""
+
+    def __init__(self, capacity: int, n_classes: int):
+        self.capacity = capacity
+        self.counts = np.zeros(n_classes, dtype=np.int64)
+        self.seen = np.zeros(n_classes, dtype=bool)
+        self.owners = np.full(capacity, -1, dtype=np.int64)  # the class in every slot
+
+    def slots(self, labels: np.ndarray, tasks: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+        return np.array([self._slot(label, draw) for label in labels.tolist()], dtype=np.int64)
+
+    def _slot(self, label: int, draw: np.random.Generator) -> int:
+        self.seen[label] = True
+        if self.counts[label] >= self.capacity / self.seen.sum():
+            return -1
+        slot = int(self.counts.sum())
+        if slot == self.capacity:
+            largest = int(self.counts.argmax())
+            slot = int(draw.choice(np.flatnonzero(self.owners == largest)))
+            self.counts[largest] -= 1
+        self.counts[label] += 1
+        self.owners[slot] = label
+        return slot
+
+    def filled(self) -> int:
+        return int(self.counts.sum())
+
+    def state_dict(self) -> dict:
+        return {"counts": self.counts.tolist(), "seen": self.seen.tolist(), "owners": self.owners.tolist()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.counts, self.owners = (np.array(state[name], dtype=np.int64) for name in ("counts", "owners"))
+        self.seen = np.array(state["seen"], dtype=bool)
+
+
 def build_policy(config, spec: StreamSpec) -> Reservoir | Ring:
     if config.buffer_mode == "reservoir":
         return Reservoir(config.buffer_size)

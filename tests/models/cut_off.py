@@ -1,0 +1,104 @@
+"""Whole commands that are cut off somewhere and given again: always to the same end as one that was not."""
+
+from __future__ import annotations
+
+import io
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import runner
+
+import utils.run.execution
+import utils.run.training
+from scripts.soak import outcome
+from utils.run.checkpoints import verified_payload
+from utils.run.observers import Observer
+
+SMALL = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--batch_size", "40", "--log_every", "3"]
+SMALL += ["--checkpoint_every", "2", "--save_model"]
+
+
+class Killed(BaseException):
+    """Ends a command where it stands, as SIGKILL would: no handler of errors writes anything on its way."""
+
+
+class Steps(Observer):
+    """Keeps the numbers of the steps that were done; the command is killed in one of them."""
+
+    def __init__(self, last: int | None = None):
+        self.done, self.last = [], last
+
+    def on_step(self, step):
+        self.done.append(step.place.step)
+        if step.place.step == self.last:
+            raise Killed
+
+
+@contextmanager
+def watched_by(observer: Observer):
+    original = utils.run.execution.build_observers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), observer])
+        yield
+
+
+@contextmanager
+def killed_in(owner, name: str, call: int):
+    """The call with this number, counted from 1, of a function kills instead. Gives the list of calls."""
+    original, calls = getattr(owner, name), []
+
+    def counting(*arguments, **named):
+        calls.append(arguments)
+        if len(calls) == call:
+            raise Killed
+        return original(*arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, counting)
+        yield calls
+
+
+def counted(owner, name: str):
+    return killed_in(owner, name, 0)
+
+
+def killed(results: Path, *words: str) -> None:
+    with pytest.raises(Killed):
+        runner(results)(*words)
+
+
+def finished(results: Path, *words: str) -> dict:
+    """All that the command leaves, without its times."""
+    ended = runner(results)(*words)
+    assert (ended.code, ended.stderr) == (0, "")
+    return outcome(results)
+
+
+def newest_state(results: Path) -> dict:
+    (folder,) = results.glob("runs/*")
+    payload = verified_payload(max(folder.glob("checkpoint-*.pt")))[1]
+    return torch.load(io.BytesIO(payload), weights_only=True)
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    assert [name for name in expected if found[name] != expected[name]] == []
+
+
+def assert_a_cut_off_run_ends_the_same(folder: Path, *words: str, at: tuple[int, ...]) -> dict:
+    """Killed in each of these steps: those since the last checkpoint are done twice. A task has at least eight, so the
+    ninth is the first after the end of a task. Gives what the run that was not cut off left."""
+    words = (*words, *SMALL)
+    expected, resumed = finished(folder / "straight", *words), 0
+    for step in at:
+        with watched_by(steps := Steps(step)):
+            killed(folder / "killed", *words)
+        assert steps.done == list(range(resumed, step + 1))
+        resumed = newest_state(folder / "killed")["cursor"]["step"]
+        assert 0 < resumed <= step
+    with watched_by(steps := Steps()):
+        found = finished(folder / "killed", *words)
+    assert steps.done == list(range(resumed, expected["record"]["steps"]))
+    assert_same(found, expected)
+    return expected

@@ -1,0 +1,240 @@
+"""Online EWC: the importance of parameters against values by hand and in numpy, its recursion, its penalty."""
+
+from math import log
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from models.ewc_on import EwcOnline
+from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config
+from tests.models.cut_off import assert_a_cut_off_run_ends_the_same
+from utils.data.augment import Crop, Flip
+from utils.data.stream import Split, TensorStream, ranges
+from utils.step import Batch, Normalization, Output, Place
+
+EPS = 1e-5
+MEAN, STD = 0.3, 0.4
+
+
+# --- a linear network by hand -----------------------------------------------------------------------------------
+
+
+class OnePixel(torch.nn.Module):
+    """Two classes: logits (w_0 x, w_1 x + log 3) with w = 0, so that p = (1/4, 3/4) whatever the pixel."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(1, 2).double()
+        self.fixed = torch.nn.Parameter(torch.ones(2, dtype=torch.float64), requires_grad=False)
+        with torch.no_grad():
+            self.linear.weight.zero_()
+            self.linear.bias.copy_(torch.tensor([0.0, log(3)], dtype=torch.float64))
+
+    def forward(self, x):
+        return self.linear(x.flatten(1)) * self.fixed
+
+
+def test_importance_of_a_linear_network_by_hand():
+    """Of sample (x = 2, y = 0), d log p / d logits = (3/4, -3/4) and p = 1/4; of (x = 4, y = 1), (-1/4, 1/4) and 3/4.
+    Biases: (1/4 9/16 + 3/4 1/16) / 2 = 3/32. Weights, with x^2 = 4 and 16: (9/16 + 12/16) / 2 = 21/32."""
+    spec = make_spec(image_shape=(1, 1, 1), mean=(0.0,), std=(1 / 255,), n_tasks=1, n_classes=2, train_sizes=(2,))
+    images, labels = torch.tensor([2, 4], dtype=torch.uint8).view(2, 1, 1, 1), np.array([0, 1])
+    data = Split(images, torch.from_numpy(labels), labels)
+    stream = TensorStream(spec, data, data, ranges((2,)), ranges((2,)), seed=0, batch_size=2)
+    augment = SimpleNamespace(normalize=lambda images: images.double(), scale=torch.ones(1))
+    method = EwcOnline(OnePixel(), SimpleNamespace(gamma=1.0, e_lambda=1.0), spec, augment, None)
+    method.end_task(0, stream)
+    assert set(method.importance) == {"linear.weight", "linear.bias"}
+    assert_close(method.importance["linear.weight"], [[21 / 32], [21 / 32]])
+    assert_close(method.importance["linear.bias"], [3 / 32, 3 / 32])
+    method.end_task(0, stream)  # gamma is 1: what came before counts in full
+    assert_close(method.importance["linear.bias"], [6 / 32, 6 / 32])
+
+
+# --- the mlp in numpy -------------------------------------------------------------------------------------------
+
+
+def squared_gradients(net, image: np.ndarray, label: int) -> dict[str, np.ndarray]:
+    """p(y|x) (d log p(y|x) / d theta)^2 of one sample, with the running statistics."""
+    w = {name: value.detach().numpy().copy() for name, value in net.state_dict().items()}
+    values, past = (image.reshape(-1) / 255 - MEAN) / STD, []
+    for k in ("1", "2"):
+        deviation = np.sqrt(w[f"norm{k}.running_var"] + EPS)
+        linear = w[f"linear{k}.weight"] @ values + w[f"linear{k}.bias"]
+        normal = (linear - w[f"norm{k}.running_mean"]) / deviation
+        scaled = w[f"norm{k}.weight"] * normal + w[f"norm{k}.bias"]
+        past.append((k, values, deviation, normal, scaled))
+        values = np.maximum(scaled, 0)
+    logits = w["classifier.weight"] @ values + w["classifier.bias"]
+    p = np.exp(logits) / np.exp(logits).sum()
+    error = np.eye(len(p))[label] - p
+    gradients = {"classifier.weight": np.outer(error, values), "classifier.bias": error}
+    error = w["classifier.weight"].T @ error
+    for k, inputs, deviation, normal, scaled in reversed(past):
+        error = error * (scaled > 0)
+        gradients |= {f"norm{k}.weight": error * normal, f"norm{k}.bias": error}
+        error = error * w[f"norm{k}.weight"] / deviation
+        gradients |= {f"linear{k}.weight": np.outer(error, inputs), f"linear{k}.bias": error}
+        error = w[f"linear{k}.weight"].T @ error
+    return {name: p[label] * gradient**2 for name, gradient in gradients.items()}
+
+
+def importance_in_numpy(net, stream, task: int) -> dict[str, np.ndarray]:
+    data = stream.task_data(task)
+    samples = [
+        squared_gradients(net, image, label) for image, label in zip(data.images.numpy(), data.labels_host, strict=True)
+    ]
+    return {name: np.mean([sample[name] for sample in samples], 0) for name in samples[0]}
+
+
+def a_run(norm: str, **options):
+    """A network whose running statistics and weights have moved, and a stream whose images would be augmented."""
+    spec = make_spec(
+        image_shape=(1, 3, 3), mean=(MEAN,), std=(STD,), train_sizes=(6, 5), augmentation=(Crop(1), Flip())
+    )
+    stream = make_stream(spec, seed=3)
+    config = run_config("ewc_on", norm, hidden=4, dtype="float64", lr=0.3, **options)
+    net, method = build_run(config, stream)
+    method.grow()
+    learn(method, stream, 0)
+    with torch.no_grad():
+        net.classifier.weight *= 6
+    return net, method, stream
+
+
+def learn(method, stream, task: int) -> None:
+    method.net.train()
+    for step, batch in enumerate(stream.batches(task, 0, 0)):
+        if len(batch) > 1:
+            method.step(batch, Place(task, 10 * task + step))
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_importance_of_the_mlp(norm):
+    net, method, stream = a_run(norm)
+    method.end_task(0, stream)
+    expected = importance_in_numpy(net, stream, 0)
+    psi = {"norms.psi.0"} if norm == "adab2n" else set()
+    assert set(method.importance) == set(method.anchor) == set(expected) | psi
+    for name, value in expected.items():
+        assert_close(method.importance[name], value)
+        assert value.max() > 1e-4, name
+    for name in psi:  # tests use the running statistics, where it has no part
+        assert not method.importance[name].any()
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_finding_the_importance_changes_nothing_in_the_network(norm):
+    net, method, stream = a_run(norm)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    method.optimizer.zero_grad()
+    method.end_task(0, stream)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.4])
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_importance_decays_by_gamma_and_the_anchor_moves_with_every_task(norm, gamma):
+    net, method, stream = a_run(norm, gamma=gamma, e_lambda=0.5)
+    method.end_task(0, stream)
+    first = importance_in_numpy(net, stream, 0)
+    method.grow()
+    learn(method, stream, 1)
+    method.end_task(1, stream)
+    second = importance_in_numpy(net, stream, 1)
+    assert np.abs(second["linear1.weight"] - first["linear1.weight"]).max() > 1e-4
+    for name in first:
+        assert_close(method.importance[name], gamma * first[name] + second[name])
+    for name, parameter in net.named_parameters():
+        assert torch.equal(method.anchor[name], parameter)
+        assert method.anchor[name].data_ptr() != parameter.data_ptr()
+
+
+# --- the penalty ------------------------------------------------------------------------------------------------
+
+
+def loss_of(method, logits=((0.0, 0.0, 0.0, 0.0),)) -> dict[str, torch.Tensor]:
+    logits, labels = torch.tensor(logits, dtype=torch.float64), np.zeros(len(logits), dtype=int)
+    batch = Batch(torch.empty(0), torch.from_numpy(labels), torch.from_numpy(labels), labels, labels)
+    return method.loss({"current": batch}, {"current": Output(logits, logits, (), Normalization())}, Place(1, 9))
+
+
+def numbers(*values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_penalty_by_hand():
+    """3 (2 (0.5)^2 + 5 (-1)^2 + 4 (0.1)^2) = 3 (0.5 + 5 + 0.04); its gradient 2 3 F (theta - theta*)."""
+    net = torch.nn.ParameterDict({"a": numbers(1.5, 1.0), "b": numbers(0.3)})
+    spec, augment = make_spec(), SimpleNamespace(scale=torch.ones(1))
+    method = EwcOnline(net, SimpleNamespace(gamma=1.0, e_lambda=3.0), spec, augment, None)
+    assert set(loss_of(method)) == {"current"}
+    method.importance = {"a": numbers(2.0, 5.0), "b": numbers(4.0)}
+    method.anchor = {"a": numbers(1.0, 2.0), "b": numbers(0.2)}
+    losses = loss_of(method)
+    losses["ewc"].backward()
+    assert_close(losses["current"].detach(), log(4))
+    assert_close(losses["ewc"].detach(), 3 * 5.54)
+    assert_close(net["a"].grad, [6 * 2 * 0.5, 6 * 5 * -1.0])
+    assert_close(net["b"].grad, [6 * 4 * 0.1])
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_a_step_of_the_next_task_adds_the_gradient_of_the_penalty(norm):
+    """Two copies of a network that has moved from its anchor, with e_lambda 0 and 3: their steps differ by that."""
+    moved = {}
+    for e_lambda in (0.0, 3.0):
+        net, method, stream = a_run(norm, e_lambda=e_lambda)
+        method.end_task(0, stream)
+        method.grow()
+        with torch.no_grad():
+            for k, parameter in enumerate(net.parameters()):
+                parameter += 0.1 * (k + 1)
+        before = {name: value.detach().clone() for name, value in net.named_parameters()}
+        away = {name: before[name] - anchor for name, anchor in method.anchor.items()}
+        net.train()
+        step = method.step(next(stream.batches(1, 0, 0)), Place(1, 20))
+        value = sum((f * away[name] ** 2).sum() for name, f in method.importance.items())
+        assert_close(step.losses["ewc"].detach(), e_lambda * value)
+        assert_close(step.loss.detach(), step.losses["current"].detach() + e_lambda * value)
+        moved[e_lambda] = {name: value.detach() - before[name] for name, value in net.named_parameters()}
+    for name, plain in moved[0.0].items():
+        pull = 2 * 3.0 * method.importance[name] * away[name] if name in away else torch.zeros_like(plain)
+        assert_close(moved[3.0][name] - plain, -0.3 * pull)
+        assert "psi" in name or pull.abs().max() > 0.005, name
+
+
+def test_a_psi_that_came_later_is_not_held():
+    net, method, stream = a_run("adab2n")
+    method.end_task(0, stream)
+    method.importance = {name: torch.ones_like(value) for name, value in method.importance.items()}
+    method.grow()
+    assert [name for name, _ in net.named_parameters() if "psi" in name] == ["norms.psi.0", "norms.psi.1"]
+    with torch.no_grad():
+        net.norms.psi[1] += 5.0
+    assert loss_of(method)["ewc"].item() == 0
+    with torch.no_grad():
+        net.norms.psi[0] += 0.5
+    assert loss_of(method)["ewc"].item() == pytest.approx(10 * 2 * 0.25)  # of two layers, e_lambda is 10
+    method.end_task(1, stream)
+    assert "norms.psi.1" in method.anchor
+
+
+def test_state_survives_a_checkpoint(tmp_path):
+    _, method, stream = a_run("adab2n")
+    method.end_task(0, stream)
+    torch.save(method.state_dict(), tmp_path / "state")
+    _, other = build_run(method.config, stream)
+    other.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    for mine, theirs in ((method.importance, other.importance), (method.anchor, other.anchor)):
+        assert set(mine) == set(theirs)
+        assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_a_run_that_is_cut_off_ends_the_same(tmp_path, norm):
+    options = ["--e_lambda", "100", "--gamma", "0.9", "--lr", "0.05"]
+    assert_a_cut_off_run_ends_the_same(tmp_path, "--model", "ewc_on", "--norm", norm, *options, at=(5, 8, 19))

@@ -1,0 +1,430 @@
+"""iCaRL: herding, targets and the nearest mean by hand, what the exemplars are used for, and runs that are cut off."""
+
+from math import log, sqrt
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import utils.run.training
+from backbone.network import Network
+from backbone.norms import norm_factory
+from models import icarl
+from models.icarl import Icarl, herded
+from tests.helpers import CPU, assert_close, build_run, make_spec, make_stream, sample_numbers
+from tests.models.cut_off import (
+    SMALL,
+    assert_a_cut_off_run_ends_the_same,
+    assert_same,
+    counted,
+    finished,
+    killed,
+    killed_in,
+    newest_state,
+)
+from utils.config.arguments import resolve
+from utils.data.augment import Augment, Crop, Flip
+from utils.data.buffer import Buffer, Replaced
+from utils.data.stream import TensorStream, ranges, split_of
+from utils.errors import UsageError
+from utils.run.build import check_together
+from utils.run.observers import Observer
+from utils.run.training import Training
+from utils.step import Batch, Normalization, Output, Place
+
+
+def icarl_config(norm: str, **options):
+    small = {
+        "model": "icarl",
+        "norm": norm,
+        "backbone": "mlp",
+        "dataset": "seq-cifar10",
+        "hidden": 8,
+        "buffer_size": 12,
+    }
+    return resolve(small | {"batch_size": 4, "lr": 0.05, "log_every": 3, "device": "cpu"} | options)
+
+
+# --- herding ----------------------------------------------------------------------------------------------------
+
+
+def herd(*vectors, count: int) -> list[int]:
+    return herded(torch.tensor(vectors, dtype=torch.float64), count)
+
+
+def test_herding_by_hand():
+    """The mean is (8/15, 9/15). C is nearest to it; then (A + C)/2 = (0.8, 0.4) is nearer than (B + C)/2 = (0.3, 0.9),
+    squared distances 0.11 and 0.14, though B alone is nearer than A. C again would be nearest, but is taken."""
+    a, b, c = (1.0, 0.0), (0.0, 1.0), (0.6, 0.8)
+    assert herd(a, b, c, count=3) == [2, 0, 1]
+    assert herd(a, b, c, count=2) == [2, 0]
+    assert herd(a, b, c, count=1) == [2]
+    assert herd(c, b, a, count=3) == [0, 2, 1]
+
+
+def test_herding_looks_at_all_that_was_picked_before():
+    """The mean is (0.25, 0.65). First C, at a squared distance of 0.145. Then B: (A + C)/2, (B + C)/2, (C + D)/2 are at
+    0.365, 0.065, 0.085. Then A: (A + B + C)/3 is at 0.083, (B + C + D)/3 at 0.109, though A alone is the farthest."""
+    a, b, c, d = (1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (-0.6, 0.8)
+    assert herd(a, b, c, d, count=4) == [2, 1, 0, 3]
+
+
+def test_herding_takes_all_where_there_are_fewer():
+    assert herd((1.0, 0.0), (0.0, 1.0), count=5) == [0, 1]
+
+
+# --- targets ----------------------------------------------------------------------------------------------------
+
+THREE_TASKS = make_spec(n_tasks=3, n_classes=6)
+
+
+def logs(*rows) -> torch.Tensor:
+    """Logits whose sigmoids are n / (n + 1)."""
+    return torch.tensor(rows, dtype=torch.float64).log()
+
+
+def bce(target: float, odds: float) -> float:
+    return -target * log(odds / (odds + 1)) - (1 - target) * log(1 / (odds + 1))
+
+
+def loss_of(logits, labels, task, before=None) -> torch.Tensor:
+    labels = np.array(labels)
+    tasks = labels // 2
+    batch = Batch(
+        torch.empty(0), torch.from_numpy(labels), torch.from_numpy(tasks), labels, tasks, inputs=torch.ones(len(labels))
+    )
+    method = Icarl(None, SimpleNamespace(), THREE_TASKS, None, None)
+    method.before = before
+    output = Output(logits, logits, (), Normalization())
+    (loss,) = method.loss({"current": batch}, {"current": output}, Place(task, 5)).values()
+    return loss
+
+
+def test_targets_of_the_first_task_are_one_hot():
+    """The mean over two samples and two classes; classes that were not seen have no part."""
+    logits = logs([1, 2, 50, 60, 70, 80], [3, 4, 1, 1, 1, 1]).requires_grad_()
+    loss = loss_of(logits, [0, 1], 0)
+    expected = (bce(1, 1) + bce(0, 2) + bce(0, 3) + bce(1, 4)) / 4
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+    loss.backward()
+    assert not logits.grad[:, 2:].any()
+    assert_close(logits.grad[:, :2], [[(1 / 2 - 1) / 4, (2 / 3) / 4], [(3 / 4) / 4, (4 / 5 - 1) / 4]])
+
+
+def test_targets_of_past_classes_are_what_the_network_said_before():
+    """Whatever the label: the second sample is an exemplar of class 1. Classes 2 and 3 are the task's own."""
+    said = logs([1, 3, 9, 9, 9, 9], [1 / 4, 7, 9, 9, 9, 9])  # sigmoids 1/2, 3/4 and 1/5, 7/8
+    asked = []
+
+    def before(inputs):
+        asked.append(inputs)
+        return said
+
+    logits = logs([1, 2, 3, 4, 90, 90], [5, 6, 7, 8, 90, 90]).requires_grad_()
+    loss = loss_of(logits, [3, 1], 1, before)
+    first = bce(1 / 2, 1) + bce(3 / 4, 2) + bce(0, 3) + bce(1, 4)
+    second = bce(1 / 5, 5) + bce(7 / 8, 6) + bce(0, 7) + bce(0, 8)
+    assert loss.item() == pytest.approx((first + second) / 8, abs=1e-12)
+    assert [inputs.tolist() for inputs in asked] == [[1.0, 1.0]]
+    loss.backward()
+    assert not logits.grad[:, 4:].any()
+    assert_close(logits.grad[0, :4], [0, (2 / 3 - 3 / 4) / 8, (3 / 4) / 8, (4 / 5 - 1) / 8])
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_the_network_before_stays_as_it_was_at_the_end_of_the_last_task(norm):
+    """In eval mode, whatever becomes of the network that is trained."""
+    stream = make_stream(make_spec())
+    net, method = build_run(icarl_config(norm, dtype="float64"), stream)
+    method.grow()
+    for step, batch in enumerate(stream.batches(0, 0, 0)):
+        method.step(batch, Place(0, step))
+    method.end_task(0, stream)
+    inputs = stream.task_data(1).images[:4].double() / 255
+    said = net.eval()(inputs).detach()
+    method.grow()
+    net.train()
+    for step, batch in enumerate(stream.batches(1, 0, 0, method.joined(1))):
+        method.step(batch, Place(1, 10 + step))
+    assert (net.eval()(inputs) - said).abs().max() > 1e-3
+    assert_close(method.before(inputs), said)
+    assert not any(parameter.requires_grad for parameter in method.before.parameters())
+
+
+# --- exemplars and their means ----------------------------------------------------------------------------------
+
+
+class Pixels(Network):
+    """The first two of three pixels are the embedding: of (a, b, c) it is (a, b), of its mirror image (c, b)."""
+
+    def __init__(self):
+        super().__init__(norm_factory("bn"))
+        self.classifier = torch.nn.Linear(2, 4)
+        self.double()
+
+    def body(self, x):
+        return x.flatten(1)[:, :2], ()
+
+
+def of_pixels(pixels, labels, sizes, capacity: int) -> tuple[Icarl, TensorStream]:
+    spec = make_spec(
+        image_shape=(1, 1, 3), mean=(0.0,), std=(1 / 255,), train_sizes=sizes, augmentation=(Crop(1), Flip())
+    )
+    images = np.array(pixels, dtype=np.uint8).reshape(-1, 1, 1, 3)
+    data = split_of(images, np.array(labels))
+    stream = TensorStream(spec, data, data, ranges(sizes), ranges(sizes), seed=0, batch_size=4)
+    augment = Augment(spec, 0, CPU, torch.float64)
+    buffer = Buffer(capacity, Replaced(capacity), spec, CPU)
+    return Icarl(Pixels(), SimpleNamespace(), spec, augment, buffer, lambda _: Pixels()), stream
+
+
+def test_before_the_first_task_ends_the_logits_predict():
+    method, _ = of_pixels([[1, 2, 3]], [0], (1, 0), 4)
+    inputs = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64).view(2, 1, 1, 3)
+    method.net.eval()
+    weight, bias = method.net.classifier.weight, method.net.classifier.bias
+    expected = torch.tensor([[1.0, 2.0], [4.0, 5.0]], dtype=torch.float64) @ weight.T + bias
+    assert_close(method.predict(inputs).detach(), expected.detach())
+
+
+def test_nearest_mean_by_hand():
+    """Class 0: (3, 4, 0) is (0.6, 0.8), its mirror image (0, 1); the sum is (0.6, 1.8), that is (1, 3) / sqrt(10).
+    Class 1: (4, 3, 0) is (0.8, 0.6), mirrored (0, 1); (12, 0, 5) is (1, 0), mirrored too; the sum is (2.8, 1.6)."""
+    method, stream = of_pixels([[4, 3, 0], [3, 4, 0], [12, 0, 5]], [1, 0, 1], (3, 0), 8)
+    method.end_task(0, stream)
+    assert sorted(method.buffer.everything().labels.tolist()) == [0, 1, 1]
+    means = np.array([[1, 3] / np.sqrt(10), [2.8, 1.6] / np.sqrt(2.8**2 + 1.6**2)])
+    # (5, 12) and (8, 6), brought to length 1; the third pixel has no part.
+    inputs = torch.tensor([[5.0, 12.0, 99.0], [8.0, 6.0, 0.0]], dtype=torch.float64).view(2, 1, 1, 3)
+    embeddings = np.array([[5 / 13, 12 / 13], [0.8, 0.6]])
+    distances = [[sqrt(((e - m) ** 2).sum()) for m in means] for e in embeddings]
+    scores = method.predict(inputs)
+    assert_close(scores[:, :2], -np.array(distances), atol=1e-7)
+    assert scores[:, 2:].tolist() == [[-torch.inf] * 2] * 2
+    assert scores.argmax(1).tolist() == [0, 1]
+
+
+def test_predictions_are_the_same_whatever_else_is_in_the_batch():
+    method, stream = of_pixels([[4, 3, 0], [3, 4, 0], [12, 0, 5]], [1, 0, 1], (3, 0), 8)
+    method.end_task(0, stream)
+    inputs = torch.rand(60, 1, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
+    alone = torch.cat([method.predict(part) for part in inputs.split(1)])
+    assert_close(method.predict(inputs)[:, :2], alone[:, :2], atol=1e-6)
+
+
+def by_brute_force(pixels: np.ndarray, count: int) -> list[int]:
+    """Herding on embeddings of length 1, from its definition."""
+    unit = pixels[:, :2] / np.linalg.norm(pixels[:, :2], axis=1, keepdims=True)
+    chosen: list[int] = []
+    for _ in range(count):
+        left = [k for k in range(len(unit)) if k not in chosen]
+        chosen.append(min(left, key=lambda k: np.linalg.norm(unit.mean(0) - unit[[*chosen, k]].mean(0))))
+    return chosen
+
+
+def test_every_class_has_the_capacity_over_the_seen_classes_and_older_ones_are_cut_from_the_end():
+    """Nine slots: four for each of two classes, then two for each of four. The first pixels tell samples apart."""
+    dice = np.random.default_rng(5)
+    pixels = dice.integers(1, 250, (28, 3))
+    labels = np.concatenate([dice.permutation([0, 1] * 7), dice.permutation([2, 3] * 7)])
+    method, stream = of_pixels(pixels, labels, (14, 14), 9)
+
+    def expected(label, count):
+        members = np.flatnonzero(labels == label)
+        return [tuple(pixels[members[k]]) for k in by_brute_force(pixels[members].astype(float), count)]
+
+    def held(label):
+        whole = method.buffer.everything()
+        assert whole.labels.tolist() == whole.labels_host.tolist()
+        assert whole.tasks.tolist() == whole.tasks_host.tolist() == (whole.labels_host // 2).tolist()
+        return [tuple(image.flatten().tolist()) for image in whole.images[whole.labels == label]]
+
+    method.end_task(0, stream)
+    assert len(method.buffer) == 8
+    first = {label: held(label) for label in (0, 1)}
+    assert first == {label: expected(label, 4) for label in (0, 1)}
+    method.end_task(1, stream)
+    assert len(method.buffer) == 8
+    assert {label: held(label) for label in (0, 1)} == {label: exemplars[:2] for label, exemplars in first.items()}
+    assert {label: held(label) for label in (2, 3)} == {label: expected(label, 2) for label in (2, 3)}
+
+
+def test_a_class_with_few_samples_gives_all_it_has():
+    method, stream = of_pixels([[4, 3, 0], [3, 4, 0], [12, 0, 5]], [1, 0, 1], (3, 0), 100)
+    method.end_task(0, stream)
+    assert np.bincount(method.buffer.everything().labels_host).tolist() == [1, 2]
+
+
+def test_means_of_old_classes_follow_the_network():
+    """At the end of a task they are computed anew, of the exemplars that are left."""
+    method, stream = of_pixels([[3, 4, 0], [1, 0, 0], [5, 12, 0], [1, 1, 1]], [0, 1, 2, 3], (2, 2), 4)
+    method.end_task(0, stream)
+    before = method.means.clone()
+    method.net.body = lambda x: (x.flatten(1)[:, :2] * torch.tensor([2.0, 1.0]), ())
+    method.end_task(1, stream)
+    assert_close(before[0], [1 / sqrt(10), 3 / sqrt(10)], atol=1e-7)
+    moved = np.array([6, 4]) / np.hypot(6, 4) + np.array([0, 1])
+    assert_close(method.means[0], moved / np.hypot(*moved), atol=1e-7)
+    assert not method.means.isnan().any()
+
+
+def test_state_survives_a_checkpoint(tmp_path):
+    stream = make_stream(make_spec())
+    _, method = build_run(icarl_config("adab2n"), stream)
+    assert method.state_dict() == {}
+    method.grow()
+    for step, batch in enumerate(stream.batches(0, 0, 0)):
+        method.step(batch, Place(0, step))
+    method.end_task(0, stream)
+    torch.save(method.state_dict(), tmp_path / "state")
+    _, other = build_run(method.config, stream)
+    other.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    inputs = stream.task_data(0).images.float() / 255
+    assert torch.equal(other.before(inputs), method.before(inputs))
+    torch.testing.assert_close(other.means, method.means, rtol=0, atol=0, equal_nan=True)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------
+
+
+class Steps(Observer):
+    """What counts in a step, kept without its graph."""
+
+    def __init__(self):
+        self.of_task: dict[int, list] = {}
+
+    def on_step(self, step):
+        batch, norms = step.batches["current"], step.outputs["current"].norms
+        self.of_task.setdefault(step.place.task, []).append(
+            SimpleNamespace(
+                batches=list(step.batches),
+                numbers=sample_numbers(batch.images),
+                tasks=batch.tasks.tolist(),
+                weights=norms.task_weights,
+                penalty=None if norms.penalty is None else norms.penalty.item(),
+                losses={name: value.item() for name, value in step.losses.items()},
+                loss=step.loss.item(),
+            )
+        )
+
+
+def a_whole_run(norm: str, **options):
+    """Sixteen samples a task, eight exemplars."""
+    stream, steps = make_stream(make_spec(train_sizes=(16, 16))), Steps()
+    config = icarl_config(norm, buffer_size=9, **options)
+    _, method = build_run(config, stream)
+    return Training(config, stream, method, [steps]).run(), method, steps.of_task
+
+
+def test_exemplars_join_the_data_of_the_next_task():
+    outcome, method, of_task = a_whole_run("bn", n_epochs=2)
+    assert [len(steps) for steps in of_task.values()] == [2 * 4, 2 * 6]
+    assert outcome["steps"] == 20
+    assert all(step.batches == ["current"] for steps in of_task.values() for step in steps)
+    for epoch in (of_task[0][:4], of_task[0][4:]):
+        assert sorted(np.concatenate([step.numbers for step in epoch])) == list(range(16))
+    exemplars = []
+    for epoch in (of_task[1][:6], of_task[1][6:]):
+        numbers = sorted(np.concatenate([step.numbers for step in epoch]).tolist())
+        assert numbers[8:] == list(range(16, 32))
+        assert len(set(numbers)) == 24
+        exemplars.append(numbers[:8])
+        for step in epoch:
+            assert step.tasks == [int(number >= 16) for number in step.numbers]
+    assert exemplars[0] == exemplars[1]
+    old = method.buffer.tasks_host[: len(method.buffer)] == 0
+    assert set(sample_numbers(method.buffer.everything().images)[old].tolist()) <= set(exemplars[0])
+
+
+def test_tasks_and_penalty_count_once_there_are_exemplars():
+    _, _, of_task = a_whole_run("adab2n", lambd=0.5)
+    assert [len(steps) for steps in of_task.values()] == [4, 6]
+    for step in of_task[0]:
+        assert step.weights is None
+        assert step.penalty is None
+        assert set(step.losses) == {"labels"}
+        assert step.loss == step.losses["labels"]
+    for step in of_task[1]:
+        assert step.weights.shape == (2, 2)
+        assert step.penalty > 0
+        assert step.losses["penalty"] == pytest.approx(0.5 * step.penalty)
+        assert step.loss == pytest.approx(step.losses["labels"] + step.losses["penalty"])
+    shares = [np.bincount(step.tasks, minlength=2) for step in of_task[1]]
+    first = (1 + shares[0]) / (2 + shares[0].sum())  # psi is still zero
+    assert_close(of_task[1][0].weights.detach()[:, 0], first, atol=1e-6)
+
+
+def test_forward_transfer_is_none():
+    outcome, *_ = a_whole_run("bn")
+    for setting in ("class_il", "task_il"):
+        found = outcome["results"][setting]["metrics"]
+        assert found["fwt"] is None
+        assert found["bwt"] is not None
+        assert found["faa"] is not None
+
+
+def test_planned_steps_cover_the_exemplars():
+    stream = make_stream(make_spec())
+    config = icarl_config("bn", buffer_size=8)
+    _, method = build_run(config, stream)
+    assert Training(config, stream, method).n_steps() == 3 + 5
+
+
+@pytest.mark.parametrize("flag", ["replay_forward", "minibatch_size", "buffer_mode", "ring_quota"])
+def test_flags_of_replay_draws_are_refused(flag):
+    with pytest.raises(UsageError, match=f"--{flag} means nothing to --model icarl"):
+        icarl_config("bn", **{flag: 1})
+
+
+def test_a_buffer_smaller_than_the_classes_is_refused():
+    with pytest.raises(UsageError, match="--buffer_size 3 leaves some of 4 classes no exemplar"):
+        check_together(icarl_config("bn", buffer_size=3), make_spec())
+    check_together(icarl_config("bn", buffer_size=4), make_spec())
+
+
+def test_tasks_that_share_their_classes_are_refused():
+    with pytest.raises(UsageError, match="needs tasks with classes of their own"):
+        check_together(icarl_config("bn"), make_spec("domain"))
+
+
+# --- runs that are cut off --------------------------------------------------------------------------------------
+
+
+def words(norm: str) -> list[str]:
+    return ["--model", "icarl", "--norm", norm, "--buffer_size", "50", "--lr", "0.02"]
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+def test_a_run_that_is_cut_off_ends_the_same(tmp_path, norm):
+    expected = assert_a_cut_off_run_ends_the_same(tmp_path, *words(norm), at=(5, 8, 19))
+    assert expected["record"]["results"]["class_il"]["metrics"]["fwt"] is None
+
+
+@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+@pytest.mark.parametrize(("owner", "name", "call"), [(icarl, "herded", 4), (Icarl, "_means", 2)])
+def test_an_end_of_a_task_that_is_cut_off_is_repeated(tmp_path, norm, owner, name, call):
+    """While the second task's exemplars are picked, and after they have taken their places."""
+    command = [*words(norm), *SMALL]
+    expected = finished(tmp_path / "straight", *command)
+    with killed_in(owner, name, call):
+        killed(tmp_path / "killed", *command)
+    state = newest_state(tmp_path / "killed")
+    assert (state["cursor"]["task"], state["cursor"]["ended"]) == (1, False)
+    assert set(state["buffer"]["labels"].tolist()) == {0, 1}
+    with counted(Icarl, "end_task") as calls:
+        found = finished(tmp_path / "killed", *command)
+    assert [task for _, task, _ in calls] == [1, 2, 3, 4]
+    assert_same(found, expected)
+
+
+def test_an_end_of_a_task_that_is_over_is_not_repeated(tmp_path):
+    """Cut off in the evaluation of the second task, the third after that of the untrained network."""
+    command = [*words("adab2n"), *SMALL]
+    expected = finished(tmp_path / "straight", *command)
+    with killed_in(utils.run.training, "accuracies", 3):
+        killed(tmp_path / "killed", *command)
+    with counted(Icarl, "end_task") as calls:
+        found = finished(tmp_path / "killed", *command)
+    assert [task for _, task, _ in calls] == [2, 3, 4]
+    assert_same(found, expected)

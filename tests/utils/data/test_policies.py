@@ -1,0 +1,211 @@
+"""The buffers' policies of GDumb (greedy balance) and iCaRL (all is replaced), by hand and over random streams."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers import CPU, make_spec
+from utils.data.buffer import Buffer, GreedyBalance, Replaced
+from utils.data.random import generator
+from utils.step import Batch
+
+SPEC = make_spec(image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_tasks=3, n_classes=6)
+
+
+class Chooser:
+    """Stands in for a generator: picks the options at known places, and keeps what it was offered."""
+
+    def __init__(self, *places: int):
+        self.places, self.offered = list(places), []
+
+    def choice(self, options):
+        self.offered.append(list(options))
+        return options[self.places.pop(0)]
+
+
+NOBODY = SimpleNamespace()  # a generator that must not be asked
+
+
+def slots_of(policy, labels, draw=NOBODY) -> list[int]:
+    labels = np.array(labels)
+    return policy.slots(labels, labels // 2, draw).tolist()
+
+
+def samples(numbers, labels) -> Batch:
+    """Their single pixel is their number."""
+    images = torch.from_numpy(np.asarray(numbers).astype(np.uint8)).view(-1, 1, 1, 1)
+    labels = np.asarray(labels)
+    return Batch(images, torch.from_numpy(labels), torch.from_numpy(labels // 2), labels, labels // 2)
+
+
+def buffer_with(policy, size: int) -> Buffer:
+    return Buffer(size, policy, SPEC, CPU)
+
+
+def held(buffer: Buffer) -> list[tuple[int, int]]:
+    """(number, label) of all samples, in the order of their slots."""
+    whole = buffer.everything()
+    assert whole.labels.tolist() == whole.labels_host.tolist()
+    assert whole.tasks.tolist() == whole.tasks_host.tolist() == (whole.labels_host // 2).tolist()
+    return list(zip(whole.images.flatten().tolist(), whole.labels.tolist(), strict=True))
+
+
+# --- greedy balance ---------------------------------------------------------------------------------------------
+
+
+def test_the_first_class_may_have_all_slots():
+    policy = GreedyBalance(4, 6)
+    assert slots_of(policy, [3, 3]) == [0, 1]
+    assert policy.filled() == 2
+    assert slots_of(policy, [3, 3, 3, 3]) == [2, 3, -1, -1]
+    assert policy.filled() == 4
+
+
+def test_a_class_below_its_share_takes_a_place_of_the_largest_class():
+    """Of four slots class 1 is due two. Class 2 is due 4/3, so it stays below with one and gets two: the first from
+    class 0, the lower of two that are largest, the second from class 1."""
+    policy = GreedyBalance(4, 6)
+    slots_of(policy, [0, 0, 0, 0])
+    draw = Chooser(2, 0)
+    assert slots_of(policy, [1, 1, 1], draw) == [2, 0, -1]
+    assert draw.offered == [[0, 1, 2, 3], [0, 1, 3]]
+    draw = Chooser(1, 0)
+    assert slots_of(policy, [2, 2, 2], draw) == [3, 0, -1]
+    assert draw.offered == [[1, 3], [0, 2]]
+    assert policy.counts.tolist() == [1, 1, 2, 0, 0, 0]
+    assert policy.owners.tolist() == [2, 0, 1, 2]
+    draw = Chooser(1)
+    assert slots_of(policy, [0], draw) == [3]  # below its share again
+    assert draw.offered == [[0, 3]]
+
+
+def test_classes_at_their_share_leave_room():
+    """Three of six slots for each of two classes, and a slot that is still empty stays so until a class is below."""
+    policy = GreedyBalance(6, 6)
+    assert slots_of(policy, [0, 0, 1, 1, 1, 1, 1]) == [0, 1, 2, 3, 4, -1, -1]
+    assert policy.filled() == 5
+    assert slots_of(policy, [1, 0, 0]) == [-1, 5, -1]
+    assert policy.filled() == 6
+
+
+def test_a_class_over_its_share_keeps_what_it_has_while_there_is_room():
+    """The share of class 0 falls from six to three when class 1 comes; its four stay, and no fifth joins them."""
+    policy = GreedyBalance(6, 6)
+    assert slots_of(policy, [0, 0, 0, 0, 1, 0, 1]) == [0, 1, 2, 3, 4, -1, 5]
+    draw = Chooser(3)
+    assert slots_of(policy, [1, 1], draw) == [3, -1]
+    assert draw.offered == [[0, 1, 2, 3]]
+
+
+def test_a_sample_may_push_out_one_of_its_own_batch():
+    """The only slot takes samples 4, 5 and 6 one after the other: the last one is written."""
+    buffer = buffer_with(GreedyBalance(1, 6), 1)
+    draw = Chooser(0, 0)
+    buffer.add(samples([4, 5, 6], [0, 1, 2]), draw)
+    assert draw.offered == [[0], [0]]
+    assert held(buffer) == [(6, 2)]
+
+
+def random_stream(seed: int):
+    """Thirty samples of each class, two classes at a time, in small batches."""
+    dice, number = np.random.default_rng(seed), 0
+    for task in range(3):
+        labels = dice.permutation(np.repeat([2 * task, 2 * task + 1], 30))
+        for step, start in enumerate(range(0, 60, 7)):
+            part = labels[start : start + 7]
+            yield task, 10 * task + step, samples(np.arange(number, number + len(part)), part)
+            number += len(part)
+
+
+@pytest.mark.parametrize("size", [1, 5, 12, 13, 40])
+def test_over_a_stream_the_policy_knows_what_the_buffer_holds(size):
+    buffer = buffer_with(GreedyBalance(size, 6), size)
+    labels_seen = {}
+    for _, step, batch in random_stream(size):
+        labels_seen |= dict(zip(batch.images.flatten().tolist(), batch.labels_host.tolist(), strict=True))
+        buffer.add(batch, generator(0, "buffer", step))
+        content = held(buffer)
+        assert len(content) == len(buffer) <= size
+        assert len({number for number, _ in content}) == len(content)
+        assert all(labels_seen[number] == label for number, label in content)
+        assert buffer.policy.counts.tolist() == np.bincount([label for _, label in content], minlength=6).tolist()
+        assert buffer.policy.owners[: len(content)].tolist() == [label for _, label in content]
+        assert (buffer.policy.owners[len(content) :] == -1).all()
+
+
+def test_after_every_task_the_classes_seen_have_equal_shares():
+    buffer = buffer_with(GreedyBalance(12, 6), 12)
+    ends = {}
+    for task, step, batch in random_stream(0):
+        buffer.add(batch, generator(0, "buffer", step))
+        ends[task] = buffer.policy.counts.tolist()
+    assert ends == {0: [6, 6, 0, 0, 0, 0], 1: [3, 3, 3, 3, 0, 0], 2: [2] * 6}
+
+
+def test_unfilled_slots_are_never_drawn():
+    buffer = buffer_with(GreedyBalance(10, 6), 10)
+    buffer.add(samples([1, 2, 3, 4], [0, 0, 1, 1]), NOBODY)
+    assert len(buffer) == 4
+    for step in range(30):
+        assert sorted(buffer.choose(7, generator(0, "replay", step)).tolist()) == [0, 1, 2, 3]
+
+
+def test_every_sample_of_the_largest_class_may_go():
+    gone = set()
+    for seed in range(60):
+        policy = GreedyBalance(4, 6)
+        slots_of(policy, [0, 0, 0, 0])
+        gone |= set(slots_of(policy, [1], generator(seed, "buffer", 0)))
+    assert gone == {0, 1, 2, 3}
+
+
+def test_a_restored_greedy_balance_goes_on_identically(tmp_path):
+    batches = list(random_stream(4))
+    for cut, is_full in ((1, False), (12, True)):
+        whole, restored = (buffer_with(GreedyBalance(9, 6), 9) for _ in range(2))
+        for _, step, batch in batches[:cut]:
+            whole.add(batch, generator(0, "buffer", step))
+        before = held(whole)
+        assert (len(whole) == 9) == is_full
+        torch.save(whole.state_dict(), tmp_path / "state")
+        restored.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+        assert held(restored) == before
+        for _, step, batch in batches[cut:]:
+            for buffer in (whole, restored):
+                buffer.add(batch, generator(0, "buffer", step))
+            assert held(restored) == held(whole)
+        assert len(set(held(whole)) - set(before)) > 3
+
+
+# --- all is replaced --------------------------------------------------------------------------------------------
+
+
+def test_what_is_added_takes_the_place_of_everything():
+    buffer = buffer_with(Replaced(4), 4)
+    assert len(buffer) == 0
+    assert held(buffer) == []
+    buffer.add(samples([7, 8, 9, 10], [0, 0, 1, 1]))
+    assert held(buffer) == [(7, 0), (8, 0), (9, 1), (10, 1)]
+    buffer.add(samples([20, 7, 21], [4, 0, 2]))
+    assert len(buffer) == 3
+    assert held(buffer) == [(20, 4), (7, 0), (21, 2)]
+    assert sorted(buffer.choose(9, generator(0, "replay", 0)).tolist()) == [0, 1, 2]
+
+
+def test_more_than_the_capacity_is_an_error():
+    buffer = buffer_with(Replaced(3), 3)
+    buffer.add(samples([1, 2], [0, 1]))
+    with pytest.raises(ValueError, match="4 samples for a buffer of 3"):
+        buffer.add(samples([5, 6, 7, 8], [0, 0, 0, 0]))
+    assert held(buffer) == [(1, 0), (2, 1)]
+
+
+def test_a_restored_buffer_holds_as_many(tmp_path):
+    whole, restored = (buffer_with(Replaced(5), 5) for _ in range(2))
+    whole.add(samples([1, 2, 3, 4, 5], [0, 0, 1, 1, 1]))
+    whole.add(samples([6, 7], [2, 3]))
+    torch.save(whole.state_dict(), tmp_path / "state")
+    restored.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    assert held(restored) == held(whole) == [(6, 2), (7, 3)]

@@ -73,7 +73,11 @@ def largest_singular_value(matrix: torch.Tensor, start: torch.Tensor) -> torch.T
         for _ in range(POWER_ITERATIONS - 1):
             v = square @ v
             v = v / (v.norm(dim=1, keepdim=True) + EPS)
-    return ((square @ v).norm(dim=(1, 2)) / (v.norm(dim=(1, 2)) + EPS)).sqrt()
+    # The tenth iteration, which alone has a gradient; its length is about the square of the singular value.
+    v = square @ v
+    length = v.norm(dim=(1, 2)) + EPS
+    v = v / length[:, None, None]
+    return (length / (v.norm(dim=(1, 2)) + EPS)).sqrt()
 
 
 class Lider(Method):

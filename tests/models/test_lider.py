@@ -50,7 +50,9 @@ def power_iteration(square: np.ndarray, v: np.ndarray, count: int) -> np.ndarray
 
 def last_iteration(square: np.ndarray, v: np.ndarray) -> float:
     """The square root of its length, over that of the vector it ends with, as the released code has it."""
-    return np.sqrt(np.linalg.norm(square @ v) / (np.linalg.norm(v) + EPS))
+    v = square @ v
+    length = np.linalg.norm(v) + EPS
+    return np.sqrt(length / (np.linalg.norm(v / length) + EPS))
 
 
 PAIRS = {

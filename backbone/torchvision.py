@@ -89,7 +89,7 @@ def trunk(arch: str, norm_layer: Callable[[int], nn.Module]) -> tuple[nn.Module,
     try:
         net = models.get_model(arch, weights=None, norm_layer=norm_layer)
     except TypeError as error:
-        raise unsuitable(arch, "it does not take norm_layer") from error
+        raise unsuitable(arch, "it cannot be given a norm_layer") from error
     head = next((name for name in HEADS if hasattr(net, name)), None)
     linear = [layer for layer in getattr(net, head).modules() if isinstance(layer, nn.Linear)] if head else []
     if not linear:

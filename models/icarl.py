@@ -31,10 +31,11 @@ def herded(embeddings: torch.Tensor, count: int) -> list[int]:
     is_left, picked = torch.ones(len(embeddings), dtype=torch.bool, device=embeddings.device), []
     for number in range(1, min(count, len(embeddings)) + 1):
         distance = (mean - (total + embeddings) / number).square().sum(1)
-        best = distance.masked_fill(~is_left, torch.inf).argmin()
-        total, is_left[best] = total + embeddings[best], False
+        best = distance.masked_fill(~is_left, torch.inf).argmin(0, keepdim=True)
+        total = total + embeddings.index_select(0, best).squeeze(0)
+        is_left.index_fill_(0, best, False)
         picked.append(best)
-    return torch.stack(picked).tolist() if picked else []
+    return torch.cat(picked).tolist() if picked else []  # the only wait
 
 
 @MODELS.register("icarl", help="herded exemplars, distillation, nearest mean of exemplars")
@@ -56,11 +57,12 @@ class Icarl(Method):
 
     @classmethod
     def epoch_sizes(cls, config, spec, train_sizes):
-        seen = [spec.classes_of(task).start for task in range(len(train_sizes))]
-        return [
-            size + (config.buffer_size // classes * classes if classes else 0)
-            for size, classes in zip(train_sizes, seen, strict=True)
-        ]
+        sizes = []
+        for task, size in enumerate(train_sizes):
+            seen = spec.classes_of(task).start
+            exemplars = config.buffer_size // seen * seen if seen else 0
+            sizes.append(size + min(exemplars, sum(train_sizes[:task])))
+        return sizes
 
     # --- learning ------------------------------------------------------------------------------------------------
 
@@ -141,5 +143,6 @@ class Icarl(Method):
     def load_state_dict(self, state):
         if state:
             self.means = state["means"].to(self.augment.scale.device)
-            self.before = self.new_network("init").eval().requires_grad_(False)
+            self.before = self.new_network("init").eval()
             self.before.load_state_dict(state["before"])
+            self.before.requires_grad_(False)

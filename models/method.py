@@ -12,7 +12,9 @@ method's `state_dict`. A resumed run builds the method anew, loads that, and cal
 not cover: steps after it, and a `begin_task` or `end_task` that was not over when it was written. Such a hook starts
 from the state that it had found before, so whatever it does twice comes out the same. What a hook or a step leaves
 in attributes of the method must therefore be in `state_dict`, and every draw must come from `generator(seed, name,
-place)`. `joined` is asked for again by a resumed run and must follow from the state.
+place)`. `joined` is asked for again by a resumed run and must follow from the state. Which parameters are frozen is
+kept too; layers that come with a task are added in `grow`, which a resumed run repeats for every task that had begun;
+`train` and `eval` are set by the loop before a task's steps and its evaluation.
 
 A method never asks which norm the network has: there is one copy of it for every norm and every way of batching.
 """

@@ -39,7 +39,7 @@ NORMS = ("bn", "cn", "adab2n")
 REPLAY = ("er", "er_ace", "derpp", "er_ace_lider", "derpp_lider", "der", "agem")
 OWN_BUFFER = ("gdumb", "icarl")
 WITHOUT_BUFFER = ("sgd", "joint", "ewc_on")
-AIMS = ("any moment", "inside a checkpoint", "during evaluation")
+AIMS = ("any moment", "inside a checkpoint", "at the end of a task")
 EVERY = 2  # steps between checkpoints
 TIMES = ("seconds", "wall_seconds", "steps_per_second", "environment")
 
@@ -88,7 +88,7 @@ def kill(process, results: Path, aim: str, task_ends: set[int], dice: random.Ran
             break
         if aim == "inside a checkpoint" and step > before and half_written(results) - leftovers:
             break
-        if aim == "during evaluation" and step > before and step in task_ends:
+        if aim == "at the end of a task" and step > before and step in task_ends:
             break
         time.sleep(2e-4)  # a whole core for looking would slow the run down
     process.kill()
@@ -98,7 +98,7 @@ def kill(process, results: Path, aim: str, task_ends: set[int], dice: random.Ran
     hit = {
         "any moment": True,
         "inside a checkpoint": bool(half_written(results) - leftovers),
-        "during evaluation": newest_step(results) > last_evaluated(results),
+        "at the end of a task": newest_step(results) > last_evaluated(results),
     }[aim]
     return Kill(aim, hit)
 

@@ -24,8 +24,10 @@ def run_config(model: str = "er", norm: str = "bn", backbone: str = "mlp", **exp
     """A resolved configuration of a tiny run; the data set only lends its options."""
     small = {"batch_size": 4, "lr": 0.05, "log_every": 3, "device": "cpu"}
     small |= SMALL_BACKBONES[backbone] | SMALL_NORMS.get(norm, {})
-    if MODELS.get(model).build.uses_buffer:
+    method = MODELS.get(model).build
+    if method.uses_buffer:
         small |= SMALL_BUFFER
+    small = {name: value for name, value in small.items() if name not in method.unused_options}
     return resolve({"model": model, "norm": norm, "backbone": backbone, "dataset": "seq-cifar10"} | small | explicit)
 
 

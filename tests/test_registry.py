@@ -9,8 +9,11 @@ import pytest
 
 from backbone.norms.batch_norm import batch_norm
 from backbone.norms.group_norm import group_norm
-from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Registry, close_matches
+from utils.config.arguments import build_parser, resolve
+from utils.config.options import Option, Rule, text
+from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, Registry, close_matches
 from utils.errors import UsageError
+from utils.run.build import Data
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -155,3 +158,26 @@ def test_unknown_name_gets_close_matches_and_the_full_list():
 
 def test_close_matches_of_something_quite_different_are_none():
     assert close_matches("xyzzy", ["bn", "gn"]) == "."
+
+
+@pytest.mark.parametrize("given", [{"options": Option("x", text, "")}, {"rules": [Rule({"lr": 1.0})]}])
+def test_options_and_rules_are_tuples(given):
+    """A forgotten comma would break every command."""
+    with pytest.raises(TypeError, match=r"must be a tuple of \w+s, such as \(one,\)"):
+        Registry("norm", "backbone.norms").register("x", **given)
+
+
+def test_owners_of_different_kinds_may_share_a_flag(monkeypatch):
+    norm = Entry("mine", lambda channels: None, "", options=(Option("alpha", text, "of a norm", default="a"),))
+    monkeypatch.setitem(NORMS.entries(), "mine", norm)
+    (line,) = [action.help for action in build_parser()._actions if action.dest == "alpha"]
+    assert "mine" in line
+    assert "derpp" in line
+    assert resolve({"model": "sgd", "norm": "mine", "dataset": "seq-digits"}).alpha == "a"
+
+
+def test_a_method_with_a_buffer_needs_its_size():
+    config = resolve({"model": "er", "dataset": "seq-digits"})
+    config.buffer_size = None
+    with pytest.raises(UsageError, match="needs --buffer_size"):
+        Data(config)

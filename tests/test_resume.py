@@ -640,5 +640,5 @@ def test_ten_kills_make_no_difference():
     assert int(match[1]) >= 10
     assert int(match[2]) >= 4
     assert done.returncode == 0
-    for aim in ("any moment", "inside a checkpoint", "during evaluation"):
+    for aim in ("any moment", "inside a checkpoint", "at the end of a task"):
         assert int(re.search(rf"(\d+) {aim}", done.stdout)[1]) >= 1

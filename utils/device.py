@@ -56,11 +56,9 @@ def memory_format(channels_last: str) -> torch.memory_format:
     return torch.channels_last if channels_last == "yes" else torch.contiguous_format
 
 
-def to_device(array: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """A small host array as a tensor on the device, without waiting for it."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if dtype is not None:
-        tensor = tensor.to(dtype)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 

@@ -12,7 +12,7 @@ from utils.errors import UsageError
 def needed(package: str, by: str) -> ModuleType:
     try:
         return importlib.import_module(package)
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:  # missing, or built for another torch
         raise UsageError(f"{by} needs {package} ({error}): pip install -r requirements.txt") from error
 
 

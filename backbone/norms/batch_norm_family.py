@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -46,7 +47,7 @@ def weighted_batch_norm(a, by: SampleWeights, gamma, beta, eps: float, impl: str
 @cache
 def passes_of(impl: str, device: str) -> type:
     """Kernels are imported by the runs that use them: not every machine has Triton, or a compiler."""
-    if impl == "triton" or (impl == "auto" and device == "cuda"):
+    if impl == "triton" or (impl == "auto" and device == "cuda" and has_triton()):
         from backbone.norms.kernels.triton_passes import TritonPasses
 
         return TritonPasses
@@ -57,6 +58,10 @@ def passes_of(impl: str, device: str) -> type:
     from backbone.norms.kernels.fused import TensorPasses
 
     return TensorPasses
+
+
+def has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def why_not_compiled() -> str | None:
@@ -101,11 +106,14 @@ class BatchNormFamily(SharedNormState):
     def check_device(self, device: torch.device) -> None:
         if self.impl == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             raise UsageError("--norm_impl triton needs a CUDA device (or TRITON_INTERPRET=1, for tests); use auto")
+        if self.impl == "triton" and not has_triton():
+            raise UsageError("--norm_impl triton needs Triton, which is not installed; use auto")
         if self.impl == "compiled" and (device.type == "cuda" or why_not_compiled()):
             raise UsageError(
                 f"--norm_impl compiled needs a CPU and a C compiler ({why_not_compiled() or device}); use auto"
             )
-        if self.impl == "auto" and device.type == "cpu" and (reason := why_not_compiled()):
+        missing = {"cpu": why_not_compiled, "cuda": lambda: None if has_triton() else "no Triton found"}
+        if self.impl == "auto" and (reason := missing.get(device.type, lambda: None)()):
             print(f"note: {reason}; norm layers use tensor operations: same numbers, slower", file=sys.stderr)
 
     # --- what a member decides ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from utils.config.options import Option, integer
 from utils.config.registry import NORMS
-from utils.errors import UsageError
+from utils.errors import RunFailed, UsageError
 
 EPS = 1e-5
 GROUPS = Option("groups", integer(1), "channel groups of the norms gn and cn", default=32)
@@ -24,13 +24,13 @@ class GroupNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
-        refuse_single_values(a.numel() // (a.shape[0] * self.groups))
+        refuse_single_values(a.numel() // (a.shape[0] * self.groups), RunFailed)
         return F.group_norm(a, self.groups, self.weight, self.bias, EPS)
 
 
-def refuse_single_values(values: int) -> None:
+def refuse_single_values(values: int, error: type[Exception]) -> None:
     if values == 1:
-        raise UsageError(
+        raise error(
             "normalization of a single value is always zero: use another --norm, fewer --groups, "
             "or a larger image with a convolutional backbone"
         )
@@ -40,10 +40,10 @@ def grouped(groups: int, channels: int, spatial: tuple[int, ...] | None, *, affi
     if channels % groups:
         raise UsageError(
             f"{groups} groups do not divide {channels} channels: set --groups to a divisor, "
-            f"or --num_filters to a multiple of {groups}"
+            f"or choose a width of the network that is a multiple of {groups}"
         )
     if spatial is not None:  # else the first forward will show
-        refuse_single_values(channels // groups * math.prod(spatial))
+        refuse_single_values(channels // groups * math.prod(spatial), UsageError)
     return GroupNorm(groups, channels, affine=affine)
 
 

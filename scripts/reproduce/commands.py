@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections import Counter
@@ -63,7 +64,10 @@ def last_run(path: Path) -> dict:
     if not isinstance(last, dict):
         return {}
     named = last.get("plugins")
-    return last | {"plugins": [str(name) for name in named] if isinstance(named, list) else None}
+    known = [str(name) for name in named] if isinstance(named, list) else []
+    if gone := [name for name in known if os.sep in name and not Path(name).is_dir()]:
+        print(f"note: the last run's plug-ins {', '.join(gone)} are gone", file=sys.stderr)
+    return last | {"plugins": [name for name in known if name not in gone] or None}
 
 
 def still_there(also: str | None) -> str | None:

@@ -201,8 +201,8 @@ def test_dropout_and_stochastic_depth_are_off(arch, kind):
 # --- networks that do not fit ---------------------------------------------------------------------------------
 
 UNSUITABLE = {
-    "vgg11": "it does not take norm_layer",
-    "densenet121": "it does not take norm_layer",
+    "vgg11": "it cannot be given a norm_layer",
+    "densenet121": "it cannot be given a norm_layer",
     "swin_t": "--arch swin_t is not suitable",
     "vit_b_16": "--arch vit_b_16 is not suitable",
     "convnext_tiny": "LayerNorm",

@@ -6,6 +6,8 @@ every copy from the host is a dispatched operation that can be counted. The code
 device that is not the host.
 """
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,23 @@ def no_pinning(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
 
 
+@contextmanager
+def no_blocking_copies():
+    """Values of the host as a new tensor on the device: a copy that waits, and that no operation shows."""
+
+    def refusing(make):
+        def made(*arguments, device=None, **keywords):
+            assert device is None or torch.device(device).type == "cpu", "a tensor from values of the host"
+            return make(*arguments, device=device, **keywords)
+
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("tensor", "as_tensor"):
+            patch.setattr(torch, name, refusing(getattr(torch, name)))
+        yield
+
+
 def in_second_task(model: str, norm: str, **options):
     """(method, stream) of a run that has trained one batch of its first task and begun the second."""
     impl = {"norm_impl": "fused"} if norm in ("adab2n", "bnt", "tbbn", "cma") else {}
@@ -60,7 +79,7 @@ def copies_of_a_step(model: str, norm: str, **options) -> Copies:
     batch = next(stream.batches(1, 0, 0))  # the order of an epoch is one copy for all its batches
     # Once before, so that constants are where they belong.
     method.step(batch, Place(1, 1))
-    with Copies() as counted:
+    with Copies() as counted, no_blocking_copies():
         step = method.step(batch, Place(1, 2))
     assert step.loss.device == DEVICE
     return counted
@@ -81,7 +100,8 @@ def test_switches_do_not_change_that(options):
 
 
 @pytest.mark.parametrize(
-    ("model", "copies"), [("sgd", 1), ("er", 2), ("der", 2), ("agem", 2), ("ewc_on", 1), ("er_ace_lider", 4)]
+    ("model", "copies"),
+    [("sgd", 1), ("er", 2), ("der", 2), ("agem", 2), ("ewc_on", 1), ("icarl", 1), ("er_ace_lider", 4)],
 )
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
 def test_copies_of_the_other_methods(model, norm, copies):
@@ -102,3 +122,8 @@ def test_a_copy_would_be_noticed():
         torch.zeros(4, device=DEVICE)[1:].copy_(torch.from_numpy(np.zeros(3)).to(DEVICE))
         torch.zeros(3, device=DEVICE).copy_(torch.zeros(3))
     assert counted.count == 2
+
+
+def test_a_blocking_copy_would_be_noticed():
+    with no_blocking_copies(), pytest.raises(AssertionError, match="values of the host"):
+        torch.tensor([1.0], device=DEVICE)

@@ -69,14 +69,17 @@ def build_parser() -> argparse.ArgumentParser:
         known = ", ".join(registry.names())
         chosen.add_argument(f"--{name}", metavar="NAME", help=f"{_one(known)}")
     chosen.add_argument("--list", nargs="*", metavar="WHAT", help="what is registered: models, norms, ..., switches")
-    declared: dict[str, dict[str, dict[str, Option]]] = {}  # title -> flag -> owner -> option
+    declared: dict[str, dict[str, Option]] = {}  # flag -> owner -> option
+    flags_of: dict[str, dict[str, None]] = {}  # title -> flags, each where it came first
     for title, owner, options in _all_options():
         for option in options:
-            declared.setdefault(title, {}).setdefault(option.name, {})[owner] = option
-    for title, flags in declared.items():
+            if option.name not in declared:
+                flags_of.setdefault(title, {})[option.name] = None
+            declared.setdefault(option.name, {})[owner] = option
+    for title, flags in flags_of.items():
         group = parser.add_argument_group(title)
-        for by_owner in flags.values():
-            _add(group, by_owner)
+        for name in flags:
+            _add(group, declared[name])
     return parser
 
 

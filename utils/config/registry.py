@@ -55,6 +55,9 @@ class Registry:
         **traits: Any,
     ) -> Callable:
         """Decorator: `@MODELS.register("name", options=(...))` above a class or function."""
+        for word, given, kind in (("options", options, Option), ("rules", rules, Rule)):
+            if not (isinstance(given, tuple) and all(isinstance(one, kind) for one in given)):
+                raise TypeError(f"{self.kind} {name!r}: {word} must be a tuple of {kind.__name__}s, such as (one,)")
         for word in traits:
             if word not in self.traits:
                 known = ["help", "options", "rules", *self.traits]

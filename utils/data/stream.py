@@ -60,6 +60,11 @@ class Stream(Protocol):
 
     def test(self, task: int, size: int) -> Iterator[Batch]: ...
 
+    def merged(self) -> Stream:
+        """All tasks trained as one."""
+
+    def to(self, device: torch.device) -> Stream: ...
+
 
 @dataclass(frozen=True)
 class Split:

@@ -41,6 +41,8 @@ def check_together(config: Config, spec: StreamSpec) -> None:
     if spec.is_domain and model.needs_own_classes:
         raise UsageError(f"--model {config.model} needs tasks with classes of their own; {spec.name} shares them")
     if model.uses_buffer:
+        if config.buffer_size is None:
+            raise UsageError(f"--model {config.model} needs --buffer_size: {spec.name} has no size of its own for it")
         model.buffer_policy(config, spec)
 
 

@@ -52,7 +52,8 @@ def memory_estimate(config: Config, spec: StreamSpec) -> dict[str, float]:
     net.norms.check_device(pick_device(config.device))
     weights = sum(tensor.nbytes for tensor in net.state_dict().values())
     parts = (spec.train_sizes, spec.test_sizes)
-    images = sum(sizes[0] if spec.shared_images else sum(sizes) for sizes in parts)
+    # Images that tasks share are held once, and transformed for the task whose turn it is.
+    images = sum(2 * sizes[0] if spec.shared_images else sum(sizes) for sizes in parts)
     samples = config.batch_size + len(MODELS.get(config.model).build.draw_names) * getattr(config, "minibatch_size", 0)
     return {
         "data": image * images,

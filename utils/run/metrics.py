@@ -1,8 +1,7 @@
 """Metrics of an accuracy matrix: a[i][j] is the accuracy (%) on task j after training task i, None if not measured.
 
 `untrained[j]` is the accuracy of the network before any training; None where classes that were not trained have no
-score. A run with one row (joint training) has no
-forgetting and no transfer: those are None.
+score. A run with one row (joint training) has no forgetting and no transfer: those are None.
 """
 
 from __future__ import annotations

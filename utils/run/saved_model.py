@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import pickle
 from pathlib import Path
 
 import torch
@@ -16,7 +18,7 @@ from utils.run.build import Data, build_method, build_network
 from utils.run.evaluation import accuracies
 from utils.tables import accuracy_table
 
-METHOD = "method/"  # before the names of what is not the network's
+METHOD = "method"  # the method's own state, as bytes of `torch.save`
 
 
 def save_model(path: Path, method: Method) -> None:
@@ -25,29 +27,12 @@ def save_model(path: Path, method: Method) -> None:
 
     tensors = dict(method.net.state_dict())
     if type(method).predict is not Method.predict:
-        tensors |= {f"{METHOD}{name}": tensor for name, tensor in _flat(method.state_dict()).items()}
+        content = io.BytesIO()
+        torch.save(method.state_dict(), content)
+        tensors[METHOD] = torch.frombuffer(content.getbuffer(), dtype=torch.uint8)
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     content = save(tensors, metadata={"config": json.dumps(identity_options(method.config))})
     write_atomically(path, lambda file: file.write(content))
-
-
-def _flat(state: dict, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Tensors in dictionaries of dictionaries, by their way there."""
-    flat = {}
-    for name, value in state.items():
-        flat |= _flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
-
-
-def _nested(flat: dict[str, torch.Tensor]) -> dict:
-    state: dict = {}
-    for name, tensor in flat.items():
-        *way, last = name.split("/")
-        inner = state
-        for part in way:
-            inner = inner.setdefault(part, {})
-        inner[last] = tensor
-    return state
 
 
 def load_saved(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
@@ -75,12 +60,12 @@ def evaluate_saved(explicit: dict) -> int:
     net = build_network(config, data.spec, device)
     stream = data.stream(device)
     method = build_method(config, stream.spec, net, device)
-    own = {name.removeprefix(METHOD): tensors.pop(name) for name in list(tensors) if name.startswith(METHOD)}
+    own = tensors.pop(METHOD, None)
     try:
         net.load_state_dict(tensors)
-        if own:
-            method.load_state_dict(_nested(own))
-    except (RuntimeError, KeyError) as error:
+        if own is not None:
+            method.load_state_dict(torch.load(io.BytesIO(own.numpy().tobytes()), weights_only=True))
+    except (RuntimeError, KeyError, pickle.UnpicklingError) as error:
         raise UsageError(f"{path} does not fit its own configuration: {' '.join(str(error).split())}") from error
     results = accuracies(method, stream, range(data.spec.n_tasks))
     print(f"{path}: {', '.join(f'{name} {getattr(config, name)}' for name in SELECTORS)}")

@@ -85,7 +85,7 @@ class Training:
         signals: Signals | None = None,
     ):
         self.config, self.stream, self.method = config, stream, method
-        self.optimizer = method.optimizer  # made now: what it imports takes a while
+        _ = method.optimizer  # made now: what it imports takes a while
         self.observers, self.checkpoints = observers, checkpoints
         self.signals = signals or Signals()
         self.cursor = Cursor()
@@ -156,12 +156,13 @@ class Training:
         self.cursor.ended = True
         if self.checkpoints and own:
             self._save()
+            self.signals.check()
 
     def train_epoch(self) -> None:
         config, cursor, method = self.config, self.cursor, self.method
         lr = method.learning_rate(cursor.task, cursor.epoch)
         if lr is not None:
-            for group in self.optimizer.param_groups:
+            for group in method.optimizer.param_groups:
                 group["lr"] = lr
         joined = method.joined(cursor.task)
         n_batches = batches_per_epoch(config, self.stream.train_sizes[cursor.task] + (len(joined) if joined else 0))
@@ -203,7 +204,8 @@ class Training:
             "tasks_begun": self.tasks_begun,
             "thread_counts": self.thread_counts,
             "net": dict(method.net.state_dict()),
-            "optimizer": self.optimizer.state_dict(),
+            "frozen": [name for name, parameter in method.net.named_parameters() if not parameter.requires_grad],
+            "optimizer": method.optimizer.state_dict(),
             "method": method.state_dict(),
             "buffer": None if method.buffer is None else method.buffer.state_dict(),
             "untrained": self.untrained,
@@ -221,7 +223,9 @@ class Training:
         for _ in range(state["tasks_begun"]):
             self._grow()
         method.net.load_state_dict(state["net"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for name, parameter in method.net.named_parameters():
+            parameter.requires_grad_(name not in state["frozen"])
+        method.optimizer.load_state_dict(state["optimizer"])
         if method.buffer is not None:
             method.buffer.load_state_dict(state["buffer"])
         method.load_state_dict(state["method"])

@@ -76,7 +76,10 @@ class Flip:
         return (draw.random(count) < 0.5)[None]
 
     def on_host(self, images, drawn):
-        return np.where(drawn[0].astype(bool)[:, None, None, None], images[..., ::-1], images)
+        out = images.copy()
+        for sample in np.flatnonzero(drawn[0]).tolist():
+            out[sample] = images[sample, :, :, ::-1]
+        return out
 
     def on_device(self, images, drawn):
         return torch.where(drawn[0].bool().view(-1, 1, 1, 1), images.flip(3), images)

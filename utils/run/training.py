@@ -136,7 +136,8 @@ class Training:
         self.method.net.train()
         with self.signals.held():
             while cursor.epoch < self.config.n_epochs:
-                self.train_epoch()
+                with explained_batches_of_one():
+                    self.train_epoch()
                 cursor.epoch, cursor.batch = cursor.epoch + 1, 0
         self.training_time.stop()
 
@@ -168,8 +169,7 @@ class Training:
         n_batches = batches_per_epoch(config, self.stream.train_sizes[cursor.task] + (len(joined) if joined else 0))
         batches = self.stream.batches(cursor.task, cursor.epoch, cursor.batch, joined)
         for batch in islice(batches, n_batches - cursor.batch):
-            with explained_batches_of_one():
-                step = method.step(batch, Place(cursor.task, cursor.step, cursor.epoch))
+            step = method.step(batch, Place(cursor.task, cursor.step, cursor.epoch))
             self._note(step)
             cursor.batch += 1
             cursor.step += 1

@@ -93,6 +93,10 @@ class Method:
         penalty_weight = self.net.norms.penalty_weight(place.task, replayed)
         outputs = self.forward(batches, replayed=replayed, penalized=penalty_weight > 0)
         losses = self.loss(batches, outputs, place)
+        if not isinstance(losses, dict):
+            raise TypeError(
+                f"`loss` of {type(self).__name__} must return its terms by name, such as {{'labels': loss}}"
+            )
         penalties = [norms.penalty for norms in forwards_of(outputs) if norms.penalty is not None]
         if penalties:
             losses = losses | {"penalty": penalty_weight * total(penalties)}
@@ -110,7 +114,7 @@ class Method:
 
     def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], place: Place) -> dict[str, torch.Tensor]:
         """The terms of the loss with their weights, by name; they are added up in this order."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no `loss`: what its batches and outputs cost, by name")
 
     def adjust_gradients(self, step: Step) -> None:
         """Between the backward and the optimizer's step."""

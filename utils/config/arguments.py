@@ -73,6 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
     flags_of: dict[str, dict[str, None]] = {}  # title -> flags, each where it came first
     for title, owner, options in _all_options():
         for option in options:
+            if owner and "" in declared.get(option.name, {}):
+                raise UsageError(f"{owner} declares {option.flag}, which every run has: give its option another name")
             if option.name not in declared:
                 flags_of.setdefault(title, {})[option.name] = None
             declared.setdefault(option.name, {})[owner] = option

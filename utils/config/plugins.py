@@ -66,6 +66,8 @@ def load_plugins(names: Sequence[str]) -> None:
 
 
 def _load_folder(folder: Path) -> None:
+    if folder.is_file():
+        raise UsageError(f"--plugins {folder} is a file: name the folder that it lies in")
     if not folder.is_dir():
         raise UsageError(f"--plugins {folder}: no such folder; give a folder with Python files, or a module's name")
     files = sorted(path for path in folder.glob("*.py") if path.stem != "__init__")
@@ -89,8 +91,18 @@ def _identifier(name: str) -> str:
 def _import(module: str, shown: str) -> None:
     try:
         importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise _refusal(shown, error) from error
+        raise UsageError(
+            f"--plugins {shown}: no folder of that name here, and no module: No module named {module!r}"
+        ) from error
     except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == shown]
-        where = f"{shown}, line {lines[-1]}" if lines else shown
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UsageError(f"--plugins: cannot import {where}: {reason}") from error
+        raise _refusal(shown, error) from error
+
+
+def _refusal(shown: str, error: BaseException) -> UsageError:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == shown]
+    where = f"{shown}, line {lines[-1]}" if lines else shown
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return UsageError(f"--plugins: cannot import {where}: {reason}")

@@ -103,7 +103,7 @@ def close_matches(name: str, known: list[str]) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else "."
 
 
-MODELS = Registry("model", "models", base=("models.method.Method", "uses_buffer"))
+MODELS = Registry("model", "models", base=("models.method.Method", "unused_options"))
 DATASETS = Registry("dataset", "datasets", traits=("backbone",))  # the one it runs with if none is named
 BACKBONES = Registry("backbone", "backbone", base=("backbone.network.Network", "n_feature_maps"))
 # What its layers share in a network, and whether current and replayed samples belong into one forward.

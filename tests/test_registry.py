@@ -181,3 +181,11 @@ def test_a_method_with_a_buffer_needs_its_size():
     config.buffer_size = None
     with pytest.raises(UsageError, match="needs --buffer_size"):
         Data(config)
+
+
+def test_a_default_of_nought_is_shown():
+    shown = {action.dest: action.help for action in build_parser()._actions}
+    assert shown["seed"].endswith("(default: 0)")
+    assert shown["optim_mom"].endswith("(default: 0.0)")
+    assert "default" not in shown["plugins"]
+    assert "default" not in shown["rerun"]

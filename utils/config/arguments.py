@@ -107,7 +107,7 @@ def _add(group, by_owner: dict[str, Option]) -> None:
 
 def _shown_default(option: Option) -> str:
     default = option.default
-    if default in (None, False, ()) or "default:" in option.help:
+    if default is None or default is False or default == () or "default:" in option.help:
         return ""
     if isinstance(default, ByFidelity):
         return f" (official: {default.official}, paper: {default.paper})"

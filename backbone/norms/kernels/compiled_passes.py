@@ -1,7 +1,8 @@
 """The four passes over the activation in C (`cpu_passes.c`), for CPUs that have a C compiler beside them.
 
-The source is compiled when a process first needs it, which takes a second, and kept in the user's cache folder.
-Without a compiler `fused.TensorPasses` do the same work, in about twice the time in channels-last.
+The source is compiled when a process first needs it, which takes a second, and kept in the user's cache folder. What is
+loaded runs as this user, so only what this user wrote is: where others could have their hands in, every process
+compiles for itself. Without a compiler `fused.TensorPasses` do the same work, in about twice the time in channels-last.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -24,6 +27,7 @@ from utils.files import write_atomically
 
 SOURCE = Path(__file__).with_name("cpu_passes.c")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+OTHERS, WRITABLE_BY_OTHERS = 0o077, 0o022  # bits of a mode; access lists that give others more show in them too
 DIGEST = hashlib.sha256().digest_size
 C_TYPES = {torch.float32: "float", torch.float64: "double"}
 
@@ -51,29 +55,56 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
     command = [*compiler.split(), *FLAGS, f"-DT={C_TYPES[dtype]}", str(SOURCE)]
     # A cache may be shared by machines: what is compiled for one processor is not for another.
     key = hashlib.sha256("\n".join([*command, SOURCE.read_text(), _processor()]).encode()).hexdigest()[:16]
-    library = _cache_folder() / f"cpu_passes-{key}.so"
-    if not _is_whole(library):
-        _compile(command, library)
-    try:
-        return _declared(ctypes.CDLL(str(library)))
-    except OSError as problem:
-        raise CannotCompile(f"what was compiled cannot be loaded: {problem}") from None
+    name = f"cpu_passes-{key}.so"
+    kept = _found(name)
+    return _loaded(kept) if kept else _compiled(command, name)
 
 
-def _is_whole(library: Path) -> bool:
-    """Its last bytes are the digest of the rest: to load a file that was cut short would end the process."""
+def _found(name: str) -> Path | None:
     try:
-        content = library.read_bytes()
+        library = _cache_folder() / name
+        return library if _is_trusted(library) else None
     except OSError:
-        return False
-    return hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]
+        return None
+
+
+def _is_trusted(library: Path) -> bool:
+    """This user's, for nobody else to write, and whole: its last bytes are the digest of the rest, for to load a file
+    that was cut short would end the process. Root, too, trusts nobody else's."""
+    with open(library, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as file:
+        status, content = os.fstat(file.fileno()), file.read()
+    ours = status.st_uid == os.geteuid() and not status.st_mode & WRITABLE_BY_OTHERS
+    return ours and hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]
 
 
 def _cache_folder() -> Path:
+    """A folder that is open to this user alone and that nobody else can exchange: what was checked in it is what will
+    be loaded. OSError if it cannot be had."""
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adab2n-bench"
-    except RuntimeError:
-        raise CannotCompile("no home folder to keep compiled passes in; set XDG_CACHE_HOME") from None
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "adab2n-bench"
+    except RuntimeError as problem:
+        raise OSError(problem) from None
+    # From the root down: what lies in folders that only this user and root can change stays what it is.
+    for place in (*reversed(folder.parents), folder):
+        place.mkdir(mode=0o700, exist_ok=True)  # one by one: `parents=True` leaves all but the last to the umask
+        status = place.lstat()
+        owner, mode = status.st_uid, status.st_mode
+        if not stat.S_ISDIR(mode) or (owner != os.geteuid() and (owner != 0 or place == folder)):
+            raise OSError(f"{place} belongs to another user or is a link")
+        if place != folder and mode & WRITABLE_BY_OTHERS and not mode & stat.S_ISVTX:
+            raise OSError(f"others can write to {place}")
+    if mode & OTHERS:
+        _tighten(folder, mode)
+    return folder
+
+
+def _tighten(folder: Path, mode: int) -> None:
+    folder.chmod(0o700)
+    if folder.lstat().st_mode & OTHERS:  # a file system without modes
+        raise OSError(f"{folder} cannot be closed to others")
+    if mode & WRITABLE_BY_OTHERS:  # what is in it may be theirs, or lead to a file of ours elsewhere
+        for path in folder.glob("*cpu_passes-*"):
+            path.unlink(missing_ok=True)
 
 
 def _processor() -> str:
@@ -84,21 +115,50 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
-def _compile(command: list[str], library: Path) -> None:
+def _compiled(command: list[str], name: str) -> ctypes.CDLL:
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder:
-            target = Path(folder) / library.name
-            done = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True, check=False)
+        with tempfile.TemporaryDirectory() as private:  # may go once the library is loaded, which stays in memory
+            library = Path(private) / name
+            done = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True, check=False)
             if done.returncode:
                 raise CannotCompile(f"{command[0]} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
-            content = target.read_bytes()
-        write_atomically(library, lambda file: file.write(content + hashlib.sha256(content).digest()))
+            return _loaded(_kept(library))
     except OSError as problem:
-        raise CannotCompile(f"{command[0]} could not be run into {library.parent}: {problem.strerror}") from None
+        raise CannotCompile(f"{command[0]} could not be run: {problem.strerror}") from None
 
 
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def _kept(library: Path) -> Path:
+    """Its copy in the cache folder; itself if there can be none."""
+    content = library.read_bytes()
+
+    def write(file) -> None:
+        os.fchmod(file.fileno(), 0o600)  # whatever the umask is
+        file.write(content + hashlib.sha256(content).digest())
+
+    try:
+        kept = _cache_folder() / library.name
+        write_atomically(kept, write)
+    except OSError as problem:
+        _note_once(f"compiled norm layers are not kept for later runs ({problem}); XDG_CACHE_HOME names another place")
+        return library
+    return kept
+
+
+_noted = False
+
+
+def _note_once(text: str) -> None:
+    global _noted
+    if not _noted:
+        print(f"note: {text}", file=sys.stderr)
+    _noted = True
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as problem:
+        raise CannotCompile(f"what was compiled cannot be loaded: {problem}") from None
     pointer, size, integer = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     sizes = [size, size, size, integer]  # N, C, S, channels-last
     library.moments.argtypes = [pointer] * 5 + sizes + [integer] * 2
@@ -131,6 +191,8 @@ def _room(n: int, c: int) -> int:
 
 class CompiledPasses(TensorPasses):
     """In float32 or float64, which half-precision activations are converted to."""
+
+    name = "compiled"
 
     @staticmethod
     def moments(a, *, exact):
@@ -175,10 +237,10 @@ class CompiledPasses(TensorPasses):
         return out.to(dtype)
 
     @staticmethod
-    def statistics(moments, weights, same_task, gamma, beta, area, eps):
+    def statistics(moments, weights, same_group, gamma, beta, area, eps):
         guess, distance, squares = moments
-        if same_task is not None or not _same_type(guess, weights, gamma, beta):
-            return TensorPasses.statistics(moments, weights, same_task, gamma, beta, area, eps)
+        if same_group is not None or not _same_type(guess, weights, gamma, beta):
+            return TensorPasses.statistics(moments, weights, same_group, gamma, beta, area, eps)
         n, c = distance.shape
         found = Statistics(*(guess.new_empty(c) for _ in Statistics._fields))
         _library(guess.dtype).statistics(
@@ -188,10 +250,10 @@ class CompiledPasses(TensorPasses):
         return found
 
     @staticmethod
-    def coefficients(sums, g_mu, g_sigma2, moments, weights, same_task, of, area):
+    def coefficients(sums, g_mu, g_sigma2, moments, weights, same_group, of, area):
         (d_beta, d_scale), (guess, distance, squares) = sums, moments
-        if same_task is not None or not _same_type(guess, d_beta, d_scale, weights, g_mu, g_sigma2):
-            return TensorPasses.coefficients(sums, g_mu, g_sigma2, moments, weights, same_task, of, area)
+        if same_group is not None or not _same_type(guess, d_beta, d_scale, weights, g_mu, g_sigma2):
+            return TensorPasses.coefficients(sums, g_mu, g_sigma2, moments, weights, same_group, of, area)
         n, c = distance.shape
         found = Coefficients(guess.new_empty(c), guess.new_empty(n, c), guess.new_empty(n, c), guess.new_empty(n))
         given = (d_scale, d_beta, g_mu, g_sigma2, guess, distance, squares, weights, of.mu, of.inverse, of.scale)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-SUBJECTS = ("norms", "step", "memory", "startup", "checkpoint", "sweep")
+SUBJECTS = ("norms", "step", "memory", "startup", "checkpoint", "sweep", "busy")
 
 
 def main() -> int:

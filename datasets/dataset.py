@@ -6,19 +6,20 @@ all of them and tells tasks apart by what it does to the images.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from utils.config.options import Option, SameAs, integer, number, text
+from utils.config.options import Option, SameAs, integer, number, path
 from utils.data.augment import Part
 from utils.data.random import class_order, generator
 from utils.data.stream import Split, StreamSpec, TensorStream, ranges, split_of
 from utils.errors import UsageError
 
-BASE_PATH = Option("base_path", text, "folder with the data", default="data", changes_numbers=False)
+BASE_PATH = Option("base_path", path, "folder with the data", default="data", changes_numbers=False)
 N_TASKS = Option("n_tasks", integer(1), "number of tasks; the classes are split into them, or all tasks share them")
 VALIDATION = Option(
     "validation",
@@ -48,6 +49,26 @@ class RawData:
     test_labels: np.ndarray
 
 
+def by_content(raw: RawData) -> RawData:
+    """The images of every class in an order of their own, whatever the order of the source was."""
+    parts = []
+    for images, labels in ((raw.train_images, raw.train_labels), (raw.test_images, raw.test_labels)):
+        images = np.ascontiguousarray(images)
+        digests = np.array([hashlib.sha256(image).digest() for image in images], dtype="V32")
+        order = np.lexsort((*digests.view(">u8").reshape(-1, 4).T, labels))
+        parts += [images[order], labels[order]]
+    return RawData(*parts)
+
+
+def content_digest(raw: RawData) -> str:
+    """Of all images and labels, in their order."""
+    digest = hashlib.sha256()
+    for array in (raw.train_images, raw.train_labels, raw.test_images, raw.test_labels):
+        digest.update(f"{array.dtype.str} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()[:16]
+
+
 class Dataset:
     """What both kinds have in common."""
 
@@ -58,6 +79,8 @@ class Dataset:
     std: tuple[float, ...]
     augmentation: tuple[Part, ...] = ()
     setting: str
+    known_fingerprint: str | None = None  # where the data are not at hand
+    _kept: RawData | None = None  # read for the fingerprint, and not a second time for the stream
 
     def class_sizes(self, config) -> tuple[np.ndarray, np.ndarray]:
         """Training and test images of every original class, without reading an image."""
@@ -67,7 +90,10 @@ class Dataset:
         raise NotImplementedError
 
     def fingerprint(self, config) -> str:
-        return ""
+        """Tells this content from any other; part of a run's identity. Reads all of it, unless a subclass knows better
+        without."""
+        self._kept = self.read(config)
+        return content_digest(self._kept)
 
     def _class_sizes(self, config) -> tuple[np.ndarray, np.ndarray]:
         train, test = self.class_sizes(config)
@@ -93,11 +119,11 @@ class Dataset:
             train_sizes=tuple(train_sizes.astype(int).tolist()),
             test_sizes=tuple(test_sizes.astype(int).tolist()),
             shared_images=self.setting == "domain",
-            fingerprint=self.fingerprint(config),
+            fingerprint=self.known_fingerprint or self.fingerprint(config),
         )
 
     def _read(self, config) -> RawData:
-        raw = self.read(config)
+        raw, self._kept = self._kept or self.read(config), None
         return raw if config.validation is None else with_validation(raw, config.validation)
 
 

@@ -23,5 +23,7 @@ class SeqCifar10(Cifar):
     name = "seq-cifar10"
     torchvision_name = "CIFAR10"
     n_classes = 10
+    class_names = "airplane automobile bird cat deer dog frog horse ship truck"
+    content = "98c0f59ce43d8ef1"
     mean = (0.4914, 0.4822, 0.4465)
     std = (0.2470, 0.2435, 0.2615)

@@ -20,5 +20,16 @@ class SeqCifar100(Cifar):
     name = "seq-cifar100"
     torchvision_name = "CIFAR100"
     n_classes = 100
+    class_names = (
+        "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly "
+        "camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup "
+        "dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower "
+        "leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid "
+        "otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray "
+        "road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar "
+        "sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle "
+        "wardrobe whale willow_tree wolf woman worm"
+    )
+    content = "ba6230afcb3e96bd"
     mean = (0.5071, 0.4867, 0.4408)
     std = (0.2675, 0.2565, 0.2761)

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import SPLIT_OPTIONS, ClassDataset, RawData
+from datasets.dataset import SPLIT_OPTIONS, ClassDataset, RawData, content_digest
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop
+from utils.errors import UsageError
 
 IMAGES_PER_DIGIT = np.array([178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
 TEST_EVERY = 5
+CONTENT = "fa79709106cda2c4"  # digest of all images and labels
 
 
 def digits_file() -> Path:
@@ -43,6 +45,9 @@ class SeqDigits(ClassDataset):
         test = -(-IMAGES_PER_DIGIT // TEST_EVERY)
         return IMAGES_PER_DIGIT - test, test
 
+    def fingerprint(self, config) -> str:
+        return CONTENT
+
     def read(self, config) -> RawData:
         table = np.loadtxt(digits_file(), delimiter=",")
         images = np.round(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
@@ -53,4 +58,7 @@ class SeqDigits(ClassDataset):
             members = labels == digit
             nth_of_class[members] = np.arange(members.sum())
         test = nth_of_class % TEST_EVERY == 0
-        return RawData(images[~test], labels[~test], images[test], labels[test])
+        raw = RawData(images[~test], labels[~test], images[test], labels[test])
+        if content_digest(raw) != CONTENT:
+            raise UsageError(f"{digits_file()} does not hold the digits that it should: install scikit-learn again")
+        return raw

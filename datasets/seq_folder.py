@@ -1,7 +1,11 @@
 """`seq-folder`: any tree of images `train/<class>/*` and `test/<class>/*` below --base_path.
 
 The images are decoded once, resized and centre-cropped to --image_size, and kept as one tensor in a cache file;
-mean and standard deviation come from the training images. Real images without a download:
+mean and standard deviation come from the training images. EXIF rotation is applied, what is transparent becomes
+black, 16-bit shades are scaled to 8 bit, and shades of unknown range (32 bit, floating point) are refused.
+Which images a run had is part of its identity, by a digest of their contents. It is kept in the cache folder, and
+computed anew when a file's name, size or time of change differs; content that changed while all three stayed, as
+after a disk error or a restored time, shows only with --verify_data. Real images without a download:
 
     python main.py --model er_ace --norm adab2n --dataset seq-folder --base_path photos --n_tasks 5
 """
@@ -9,21 +13,20 @@ mean and standard deviation come from the training images. Real images without a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import sys
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, RawData
-from utils.config.options import Option, Rule, integer, text
+from datasets.image_files import DECODING, ImageFiles, list_images, read_image
+from utils.config.options import Option, Rule, flag, integer, path
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop, Flip
 from utils.data.stream import StreamSpec
 from utils.errors import UsageError
-from utils.files import waiting_lock, write_atomically
-
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+from utils.files import remove_temporaries, waiting_lock, write_atomically
 
 OPTIONS = (
     BASE_PATH,
@@ -33,8 +36,15 @@ OPTIONS = (
     Option("test_per_class", integer(1), "use only the first so many test images of a class, by file name"),
     Option(
         "cache_path",
-        text,
+        path,
         "folder for the decoded images (default: --base_path)",
+        changes_numbers=False,
+    ),
+    Option(
+        "verify_data",
+        flag,
+        "read all images again: otherwise content that changed while size and time of change stayed goes unnoticed",
+        default=False,
         changes_numbers=False,
     ),
 )
@@ -49,24 +59,25 @@ OPTIONS = (
 class SeqFolder(ClassDataset):
     name = "seq-folder"
     augmentation = (Crop(padding=4), Flip())
-    _files: ImageFiles | None = None
+    _cache: ImageCache | None = None
 
-    def files(self, config) -> ImageFiles:
-        if self._files is None:
-            root, cache = Path(config.base_path), Path(config.cache_path or config.base_path)
+    def cache(self, config) -> ImageCache:
+        if self._cache is None:
+            folder = Path(config.cache_path or config.base_path)
             try:
-                self._files = list_images(root, cache, config.train_per_class, config.test_per_class)
-                _ = self._files.digest
+                files = list_images(Path(config.base_path), config.train_per_class, config.test_per_class)
+                self._cache = ImageCache(files, folder, verify=config.verify_data)
+                _ = self._cache.digest
             except OSError as error:
                 raise UsageError(f"cannot read the images: {error}; check --base_path and --cache_path") from error
-        return self._files
+        return self._cache
 
     def class_sizes(self, config):
-        files = self.files(config)
+        files = self.cache(config).files
         return np.array([len(f) for f in files.train]), np.array([len(f) for f in files.test])
 
     def fingerprint(self, config) -> str:
-        return self.files(config).digest
+        return f"{self.cache(config).digest}-v{DECODING}"
 
     def spec(self, config) -> StreamSpec:
         self.image_shape = (3, config.image_size, config.image_size)
@@ -81,93 +92,122 @@ class SeqFolder(ClassDataset):
         return replace(stream, spec=replace(spec, mean=self.mean, std=self.std))
 
     def read(self, config) -> RawData:
-        files = self.files(config)
-        cache = files.cache / f"seq-folder-{files.digest}-{config.image_size}px.safetensors"
-        try:
-            files.cache.mkdir(parents=True, exist_ok=True)
-            files.keep_digest()
-            with waiting_lock(cache.with_suffix(".lock")):  # runs that start together decode once
-                if not cache.is_file():
-                    decode_into(cache, files, config.image_size, quiet=config.non_verbose)
-        except OSError as error:
-            raise UsageError(f"cannot write the image cache {cache}: {error.strerror}; set --cache_path") from error
-        return self._load(cache)
-
-    def _load(self, cache: Path) -> RawData:
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
-        try:
-            arrays = load_file(cache)
-            self.mean, self.std = (tuple(map(float, arrays[name])) for name in ("mean", "std"))
-            return RawData(*(arrays[f"{part}_{what}"] for part in ("train", "test") for what in ("images", "labels")))
-        except (SafetensorError, OSError, KeyError) as error:
-            raise UsageError(f"the image cache {cache} is damaged ({error}): delete it and run again") from error
+        cache = self.cache(config)
+        arrays = cache.arrays(config.image_size, quiet=config.non_verbose)
+        self.mean, self.std = (tuple(map(float, arrays[name])) for name in ("mean", "std"))
+        train_labels, test_labels = (labels(classes) for classes in (cache.files.train, cache.files.test))
+        return RawData(arrays["train_images"], train_labels, arrays["test_images"], test_labels)
 
 
-class ImageFiles:
-    """The images of every class, in order of class and file name, and a digest of their contents.
+class ImageCache:
+    """What the cache folder holds of some image files: a digest of their contents, and the decoded images.
 
-    Reading them all for the digest takes a while, so it is kept in the cache folder under a digest of names, sizes
-    and times of change.
+    Reading all files for the digest takes a while, so it is kept under a digest of names, sizes and times of change.
     """
 
-    def __init__(self, root: Path, cache: Path, train: list[list[Path]], test: list[list[Path]]):
-        self.root, self.cache, self.train, self.test = root, cache, train, test
-
-    def _paths(self) -> Iterator[tuple[str, Path]]:
-        return ((str(path.relative_to(self.root)), path) for paths in (*self.train, *self.test) for path in paths)
+    def __init__(self, files: ImageFiles, folder: Path, *, verify: bool):
+        self.files, self.folder, self.verify = files, folder, verify
 
     @cached_property
+    def _looks(self) -> str:
+        """A digest of what the files look like without being read."""
+        digest = hashlib.sha256()
+        for name, file in self.files.named():
+            stat = file.stat()
+            digest.update(name + f"\0{stat.st_size} {stat.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+    @property
     def _digest_path(self) -> Path:
-        stats = ((name, path.stat()) for name, path in self._paths())
-        seen = "".join(f"{name} {stat.st_size} {stat.st_mtime_ns}\n" for name, stat in stats)
-        return self.cache / f"seq-folder-{hashlib.sha256(seen.encode()).hexdigest()[:16]}.digest"
+        return self.folder / f"seq-folder-{self._looks[:16]}.digest"
+
+    def _digest_line(self, digest: str) -> bytes:
+        """With a check, so that no other file is taken for it."""
+        return f"{digest} {hashlib.sha256(f'{self._looks} {digest}'.encode()).hexdigest()}\n".encode()
+
+    def _kept_digest(self) -> str | None:
+        if not self._digest_path.is_file():
+            return None
+        line = self._digest_path.read_bytes()
+        digest = line.partition(b" ")[0].decode(errors="replace")
+        return digest if line == self._digest_line(digest) else None
 
     @cached_property
     def digest(self) -> str:
-        if self._digest_path.is_file():
-            return self._digest_path.read_text()
-        digest = hashlib.sha256()
-        for name, path in self._paths():
-            digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-        return digest.hexdigest()[:16]
-
-    def keep_digest(self) -> None:
-        if not self._digest_path.is_file():
-            write_atomically(self._digest_path, lambda file: file.write(self.digest.encode()))
-
-
-def list_images(root: Path, cache: Path, train_limit: int | None, test_limit: int | None) -> ImageFiles:
-    for part in ("train", "test"):
-        if not (root / part).is_dir():
-            raise UsageError(
-                f"no folder {root / part}: point --base_path to a folder with train/<class>/* and test/<class>/*"
+        kept = self._kept_digest()
+        if kept and not self.verify:
+            return kept
+        digest = self.files.content_digest()
+        if kept and kept != digest:
+            print(
+                f"note: images in {self.files.root} changed, though their sizes and times did not: this is another run",
+                file=sys.stderr,
             )
-    classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
-    if not classes:
-        raise UsageError(f"{root / 'train'} has no class folders: put the images into train/<class>/")
-    extra = {path.name for path in (root / "test").iterdir() if path.is_dir()} - set(classes)
-    if extra:
-        raise UsageError(f"{root / 'test'} has classes without training images: {', '.join(sorted(extra))}")
-    parts = {
-        part: [_images_in(root / part / name, limit) for name in classes]
-        for part, limit in (("train", train_limit), ("test", test_limit))
-    }
-    return ImageFiles(root, cache, parts["train"], parts["test"])
+            self._digest_path.unlink(missing_ok=True)  # also where nothing else is written: it must mislead no run
+        return digest
+
+    def arrays(self, size: int, *, quiet: bool) -> dict[str, np.ndarray]:
+        """The images of both parts, and mean and standard deviation; decoded if the cache does not have them."""
+        path = self.folder / f"seq-folder-{self.digest}-{size}px-v{DECODING}.safetensors"
+        try:
+            if self._kept_digest() == self.digest and (arrays := load(path)):
+                return arrays
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with waiting_lock(self.folder / "seq-folder.lock"):  # runs that start together decode once
+                if self._kept_digest() != self.digest:
+                    write_alone(self._digest_path, self._digest_line(self.digest))
+                return load(path) or self._decode(path, size, quiet=quiet)
+        except OSError as error:
+            raise UsageError(f"cannot write the image cache {path}: {error.strerror}; set --cache_path") from error
+
+    def _decode(self, path: Path, size: int, *, quiet: bool) -> dict[str, np.ndarray]:
+        from safetensors.numpy import save
+
+        if path.exists():
+            print(f"note: the image cache {path} is damaged: the images are decoded again", file=sys.stderr)
+        arrays = decode_all(self.files, size, quiet=quiet)
+        if self.files.content_digest() != self.digest:
+            raise UsageError(
+                f"images in {self.files.root} are not those of the kept digest, or changed just now: add --verify_data"
+            )
+        write_alone(path, save(arrays, metadata={"content": seal(path, arrays)}))
+        return arrays
 
 
-def _images_in(folder: Path, limit: int | None) -> list[Path]:
-    found = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
-    if not found:
-        raise UsageError(f"no images in {folder}: every class needs training and test images")
-    if limit is not None and len(found) < limit:
-        raise UsageError(f"{folder} has {len(found)} images, fewer than the {limit} asked for")
-    return found[:limit]
+def write_alone(path: Path, content: bytes) -> None:
+    """For whoever holds the folder's lock: temporary files are those of processes that were killed."""
+    remove_temporaries(path)
+    write_atomically(path, lambda file: file.write(content))
 
 
-def decode_into(cache: Path, files: ImageFiles, size: int, *, quiet: bool) -> None:
-    from safetensors.numpy import save
+def seal(path: Path, arrays: dict[str, np.ndarray]) -> str:
+    """A digest of all that a cache file holds, and of its name, which says what of."""
+    digest = hashlib.sha256(path.name.encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
+
+
+def load(path: Path) -> dict[str, np.ndarray] | None:
+    """What a cache file holds, if it is as it was written."""
+    from safetensors import safe_open
+
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="np") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            return arrays if file.metadata()["content"] == seal(path, arrays) else None
+    except Exception:  # a damaged file can raise almost anything
+        return None
+
+
+def labels(classes: list[list[Path]]) -> np.ndarray:
+    return np.arange(len(classes)).repeat([len(paths) for paths in classes])
+
+
+def decode_all(files: ImageFiles, size: int, *, quiet: bool) -> dict[str, np.ndarray]:
     from tqdm import tqdm
 
     total = sum(map(len, files.train)) + sum(map(len, files.test))
@@ -175,34 +215,20 @@ def decode_into(cache: Path, files: ImageFiles, size: int, *, quiet: bool) -> No
     with tqdm(total=total, desc="decoding images", unit="img", disable=True if quiet else None) as bar:
         for part, classes in (("train", files.train), ("test", files.test)):
             images = np.empty((sum(map(len, classes)), 3, size, size), dtype=np.uint8)
-            for index, path in enumerate(path for paths in classes for path in paths):
-                images[index] = decode(path, size)
+            for index, file in enumerate(file for of_class in classes for file in of_class):
+                images[index] = decode(file, size)
                 bar.update()
             arrays[f"{part}_images"] = images
-            arrays[f"{part}_labels"] = np.arange(len(classes)).repeat([len(paths) for paths in classes])
     arrays["mean"], arrays["std"] = channel_statistics(arrays["train_images"])
-    write_atomically(cache, lambda file: file.write(save(arrays)))
+    return arrays
 
 
 def decode(path: Path, size: int) -> np.ndarray:
     """(3, size, size): the shorter side resized to `size`, the middle of the longer one kept."""
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(path) as image:
-            rgb = ImageOps.fit(_rgb(image), (size, size), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UsageError(f"cannot read the image {path}: {error}; repair or remove it") from error
+    rgb = ImageOps.fit(Image.fromarray(read_image(path)), (size, size), Image.Resampling.BILINEAR)
     return np.asarray(rgb).transpose(2, 0, 1)
-
-
-def _rgb(image):
-    """Pillow would cut 16-bit shades at 255; they are scaled instead."""
-    from PIL import Image
-
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) // 257).astype(np.uint8))
-    return image.convert("RGB")
 
 
 def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,8 @@ last 100 to the test; their labels follow the sorted synset names.
 
 from __future__ import annotations
 
+import hashlib
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from datasets.numpy_pickle import load_numpy_pickle
 from utils.config.options import ByFidelity, Rule
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop, Flip
-from utils.errors import UsageError
+from utils.errors import DataMissing, UsageError
 
 ARRAYS = ("train_x.npy", "train_y.npy", "test_x.npy", "test_y.npy")
 PICKLES = tuple(f"mini-imagenet-cache-{part}.pkl" for part in ("train", "val", "test"))
@@ -54,17 +56,16 @@ class SeqMiniImageNet(ClassDataset):
     def class_sizes(self, config):
         return np.full(self.n_classes, TRAIN_PER_CLASS), np.full(self.n_classes, TEST_PER_CLASS)
 
+    def fingerprint(self, config) -> str:
+        """Of the files as they are: there is no one Mini-ImageNet that they could be compared with."""
+        digest = hashlib.sha256()
+        for path in _files(Path(config.base_path)):
+            digest.update(f"{path.name} {_digest_of(path)}\n".encode())
+        return digest.hexdigest()[:16]
+
     def read(self, config) -> RawData:
         folder = Path(config.base_path)
-        if all((folder / name).is_file() for name in ARRAYS):
-            raw = read_arrays(folder)
-        elif all((folder / name).is_file() for name in PICKLES):
-            raw = read_pickles(folder)
-        else:
-            raise UsageError(
-                f"no Mini-ImageNet in {folder}: point --base_path to a folder with {', '.join(ARRAYS)}, "
-                f"or with {', '.join(PICKLES)}"
-            )
+        raw = read_arrays(folder) if _files(folder)[0].name in ARRAYS else read_pickles(folder)
         self._check(raw, folder)
         return raw
 
@@ -85,6 +86,32 @@ class SeqMiniImageNet(ClassDataset):
                 raise UsageError(
                     f"{folder}: the {part} labels are not {per_class} of each class 0..{self.n_classes - 1}"
                 )
+
+
+def _files(folder: Path) -> list[Path]:
+    """Those of the layout that is there."""
+    for names in (ARRAYS, PICKLES):
+        if all((folder / name).is_file() for name in names):
+            return [folder / name for name in names]
+    raise DataMissing(
+        f"no Mini-ImageNet in {folder}: point --base_path to a folder with {', '.join(ARRAYS)}, "
+        f"or with {', '.join(PICKLES)}"
+    )
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        stat = path.stat()
+        return _read_digest(path, stat.st_size, stat.st_mtime_ns)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+
+
+@cache
+def _read_digest(path: Path, size: int, changed: int) -> str:
+    """Reads all of it, once in a process: a sweep asks for every run."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_arrays(folder: Path) -> RawData:

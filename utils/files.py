@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import socket
@@ -26,6 +27,12 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def remove_temporaries(path: Path) -> None:
+    """What killed processes left beside `path`. Only for a process that alone may write it."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        temporary.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

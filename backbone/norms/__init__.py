@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from utils.config.options import default_values
 from utils.config.registry import NORMS, Entry
 
 
@@ -39,7 +40,5 @@ class NormFactory:
 
 def norm_factory(name: str, **options: Any) -> NormFactory:
     """The factory of a registered norm; options that are not given take their official default."""
-    from utils.config.arguments import default_values
-
     entry = NORMS.get(name)
     return NormFactory(entry, default_values(entry.options) | options)

@@ -2,15 +2,21 @@
 
 import hashlib
 import pickle
+import shutil
 import tarfile
+import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 import torchvision
+from PIL import Image
 
 from datasets import cifar
+from datasets.dataset import RawData, by_content, content_digest
 from datasets.seq_cifar10 import SeqCifar10
 from datasets.seq_cifar100 import SeqCifar100
 from utils.config.arguments import resolve
@@ -55,6 +61,15 @@ class Small:
         names = [f"class {k}" for k in range(DATASET[self.name].n_classes)]
         (folder / self.reader.meta["filename"]).write_bytes(pickle.dumps({self.reader.meta["key"]: names}, protocol=2))
 
+    def write_tree(self):
+        """One file an image, its name without a hint at the order."""
+        names = DATASET[self.name].class_names.split()
+        for part, images in self.images.items():
+            for index, (image, label) in enumerate(zip(images, self.labels[part], strict=True)):
+                folder = self.folder / part / names[label]
+                folder.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image.transpose(1, 2, 0)).save(folder / f"{index * 7919 % 1009:04d}.png")
+
     def pack(self):
         """Only the archive is left."""
         folder = self.folder / self.reader.base_folder
@@ -96,16 +111,20 @@ def no_network(monkeypatch):
 def small(request, tmp_path, monkeypatch):
     monkeypatch.setattr(cifar, "TRAIN_IMAGES", TRAIN_IMAGES[request.param])
     monkeypatch.setattr(cifar, "TEST_IMAGES", TEST_IMAGES[request.param])
-    return Small(request.param, tmp_path)
+    small = Small(request.param, tmp_path)
+    raw = RawData(small.images["train"], small.labels["train"], small.images["test"], small.labels["test"])
+    monkeypatch.setattr(DATASET[request.param], "content", content_digest(by_content(raw)))
+    return small
 
 
 def check_content(small, stream, place):
-    """Every image of every class arrives, in the files' order, under the label that `place` gives its class."""
+    """Every image of every class arrives, ordered by content, under the label that `place` gives its class."""
     for part in ("train", "test"):
         data = getattr(stream, f"{part}_data")
         for label in range(DATASET[small.name].n_classes):
             mine = data.images[data.labels == int(place[label])].numpy()
-            assert np.array_equal(mine, small.images[part][small.labels[part] == label])
+            in_files = small.images[part][small.labels[part] == label]
+            assert sorted(image.tobytes() for image in mine) == sorted(image.tobytes() for image in in_files)
 
 
 def test_pixels_and_labels_of_the_extracted_files_arrive(small, monkeypatch):
@@ -115,6 +134,92 @@ def test_pixels_and_labels_of_the_extracted_files_arrive(small, monkeypatch):
     check_content(small, stream, np.arange(DATASET[small.name].n_classes))
     assert stream.spec.n_tasks == {"seq-cifar10": 5, "seq-cifar100": 20}[small.name]
     assert stream.spec.image_shape == stream.train_data.images.shape[1:] == (3, 32, 32)
+
+
+def same(one, other):
+    return all(
+        torch.equal(getattr(getattr(one, part), what), getattr(getattr(other, part), what))
+        for part in ("train_data", "test_data")
+        for what in ("images", "labels")
+    )
+
+
+def test_every_source_of_the_same_images_gives_the_same_stream(small, monkeypatch, capsys):
+    """torchvision's files, the same in another order, a tree of images, and its decoded copy."""
+    small.write()
+    small.expect_checksums(monkeypatch)
+    first = small.stream()
+    shutil.rmtree(small.folder)
+    for part in ("train", "test"):
+        order = np.random.default_rng(1).permutation(len(small.labels[part]))
+        small.images[part], small.labels[part] = small.images[part][order], small.labels[part][order]
+    small.write()
+    small.expect_checksums(monkeypatch)
+    assert same(small.stream(), first)
+    small.write_tree()
+    assert same(small.stream(), first)
+    assert (small.folder / cifar.DECODED).exists()
+    shutil.rmtree(small.folder / "test")  # not needed any more
+    assert same(small.stream(), first)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_damaged_copy_of_a_tree_is_made_anew(small, capsys):
+    small.write_tree()
+    first = small.stream()
+    copy = small.folder / cifar.DECODED
+    for damage in (lambda content: content[:-1000], lambda content: content.replace(content[5000:5004], b"abcd")):
+        copy.write_bytes(damage(copy.read_bytes()))
+        assert same(small.stream(), first)
+        assert "is damaged" in capsys.readouterr().err
+
+
+def test_tree_with_a_changed_pixel_is_refused(small):
+    small.write_tree()
+    victim = next((small.folder / "train").glob("*/*"))
+    pixels = np.array(Image.open(victim))
+    pixels[0, 0, 0] ^= 1
+    Image.fromarray(pixels).save(victim)
+    with pytest.raises(UsageError, match="are not those of"):
+        small.stream()
+
+
+def test_tree_with_another_class_or_count_says_which(small):
+    small.write_tree()
+    next((small.folder / "train").glob("*/*")).unlink()
+    with pytest.raises(UsageError, match="instead of"):
+        small.stream()
+    for part in ("train", "test"):
+        shutil.copytree(next((small.folder / "train").iterdir()), small.folder / part / "unicorn")
+    with pytest.raises(UsageError, match="unicorn is missing or too many"):
+        small.stream()
+
+
+def test_failed_download_leaves_nothing(small):
+    with pytest.raises(UsageError, match="no network"):
+        small.stream()
+    assert list(small.base_path.iterdir()) == []
+
+
+def test_first_downloads_at_once_wait_for_each_other(small, monkeypatch):
+    """The second finds the files of the first."""
+    small.write()
+    small.expect_checksums(monkeypatch)
+    aside = small.base_path / "aside"
+    (small.folder / small.reader.base_folder).rename(aside)
+    downloads = []
+
+    def download(self):
+        if not (small.folder / small.reader.base_folder).exists():
+            downloads.append(1)
+            time.sleep(0.3)
+            shutil.copytree(aside, small.folder / small.reader.base_folder)
+
+    monkeypatch.setattr(small.reader, "download", download)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: small.stream(), range(2))
+    assert same(one, other)
+    assert downloads == [1]
 
 
 def test_labels_follow_the_class_order(small, monkeypatch):
@@ -175,7 +280,7 @@ def test_missing_files_without_network_say_what_to_put_where(small):
 def test_incomplete_data_are_refused(small, monkeypatch):
     small.write(drop=1)
     small.expect_checksums(monkeypatch)
-    with pytest.raises(UsageError, match="incomplete data"):
+    with pytest.raises(UsageError, match="are not those of"):
         small.stream()
 
 

@@ -1,13 +1,19 @@
 """`seq-folder`: any tree of images; what is decoded, cached and refused."""
 
 import multiprocessing
+import os
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from PIL import Image
+from safetensors import safe_open
 
 from datasets import seq_folder
+from datasets.image_files import ImageFiles, read_image
 from datasets.seq_folder import SeqFolder
 from utils.config.arguments import resolve
 from utils.errors import UsageError
@@ -99,11 +105,14 @@ def test_small_images_are_enlarged(tmp_path):
     ("array", "wanted"),
     [
         (np.full((8, 8), 90, dtype=np.uint8), (90, 90, 90)),
-        (np.full((8, 8, 4), (10, 20, 30, 128), dtype=np.uint8), (10, 20, 30)),
+        (np.full((8, 8, 4), (10, 20, 30, 255), dtype=np.uint8), (10, 20, 30)),
+        (np.full((8, 8, 4), (10, 20, 30, 128), dtype=np.uint8), (5, 10, 15)),
+        (np.full((8, 8, 4), (10, 20, 30, 0), dtype=np.uint8), (0, 0, 0)),
         (np.full((8, 8, 2), (60, 255), dtype=np.uint8), (60, 60, 60)),
+        (np.full((8, 8, 2), (60, 0), dtype=np.uint8), (0, 0, 0)),
         (np.full((8, 8), True), (255, 255, 255)),
     ],
-    ids=["grayscale", "RGBA", "gray and alpha", "bilevel"],
+    ids=["grayscale", "RGBA", "half hidden", "hidden", "gray and alpha", "hidden gray", "bilevel"],
 )
 def test_other_modes_become_rgb(tmp_path, array, wanted):
     fill(tmp_path)
@@ -118,6 +127,63 @@ def test_palette_becomes_rgb(tmp_path):
     assert stream(tmp_path).train_data.images[0, :, 4, 4].tolist() == [255, 0, 0]
 
 
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "colour", "other"),
+    [("1", 255, 0), ("L", 60, 61), ("I;16", 40_000, 40_001), ("RGB", (9, 8, 7), (9, 8, 6)), ("P", 1, 2)],
+)
+def test_colour_that_stands_for_transparent_becomes_black(tmp_path, mode, colour, other, shown):
+    fill(tmp_path)
+    image = Image.new(mode, (8, 8), colour)
+    if mode == "P":
+        image.putpalette([0, 0, 0, 200, 100, 50])
+    image.save(tmp_path / "train/ant/0.png", transparency=other if shown else colour)
+    assert stream(tmp_path).train_data.images[0].any() == shown
+
+
+def test_palette_with_shades_of_transparency_is_laid_on_black(tmp_path):
+    fill(tmp_path)
+    image = Image.new("P", (8, 8), 1)
+    image.putpalette([0, 0, 0, 200, 100, 50])
+    image.save(tmp_path / "train/ant/0.png", transparency=bytes([255, 51]))
+    assert stream(tmp_path).train_data.images[0, :, 4, 4].tolist() == [40, 20, 10]
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_rotation_is_applied(tmp_path, suffix, orientation):
+    upright = Image.fromarray(np.arange(0, 240, 40, dtype=np.uint8).reshape(2, 3).repeat(8, 0).repeat(8, 1))
+    # How a camera that is held that way sees it: 6 and 8 are each other's inverse, the others are their own.
+    turn = [None, None, 0, 3, 1, 5, 2, 6, 4][orientation]
+    seen = upright if turn is None else upright.transpose(Image.Transpose(turn))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    seen.save(tmp_path / f"x.{suffix}", exif=exif, quality=100)
+    found = read_image(tmp_path / f"x.{suffix}")
+    assert found.shape == (16, 24, 3)
+    assert abs(found[:, :, 0].astype(int) - np.asarray(upright)).max() <= 2
+
+
+def exif_of(*entries):
+    """EXIF data with short values, given as (tag, type, value)."""
+    rows = b"".join(struct.pack("<HHI4s", tag, kind, 1, value) for tag, kind, value in entries)
+    return b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", len(entries)) + rows + bytes(4)
+
+
+def test_exif_rotation_is_applied_beside_a_tag_of_the_wrong_type(tmp_path, capsys):
+    resolution_as_text, rotated = (0x011A, 2, b"x"), (0x0112, 3, b"\6")
+    save(tmp_path / "x.jpg", pixels(0, (8, 16, 3)), exif=exif_of(rotated, resolution_as_text))
+    assert read_image(tmp_path / "x.jpg").shape == (16, 8, 3)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_pillow_warns_of_names_the_file(tmp_path, capsys):
+    save(tmp_path / "x.jpg", pixels(0), exif=b"Exif\0\0II*\0\xff\xff\xff\x7f")
+    assert read_image(tmp_path / "x.jpg").shape == (8, 8, 3)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"note: {tmp_path / 'x.jpg'}: Corrupt EXIF data")
+
+
 def test_jpeg_is_read_with_any_spelling_of_its_suffix_and_other_files_are_left_alone(tmp_path):
     fill(tmp_path)
     flat = np.full((8, 8, 3), 120, dtype=np.uint8)
@@ -128,6 +194,28 @@ def test_jpeg_is_read_with_any_spelling_of_its_suffix_and_other_files_are_left_a
     found = stream(tmp_path).task_data(0)
     assert found.labels.tolist() == [0] * 6 + [1] * 3
     assert abs(found.images[3:6].int() - 120).max() <= 1
+
+
+def test_names_that_are_no_valid_text_are_read(tmp_path):
+    content = fill(tmp_path)
+    odd = os.fsdecode(b"caf\xe9")
+    for part in ("train", "test"):
+        (tmp_path / part / "cat").rename(tmp_path / part / odd)  # still the third of the classes
+        (tmp_path / part / "dog").rename(tmp_path / part / "zebra")
+    (tmp_path / "train" / odd / "2.png").rename(tmp_path / "train" / odd / os.fsdecode(b"\xff.png"))
+    before = stream(tmp_path)
+    assert np.array_equal(before.train_data.images[6:9].numpy().transpose(0, 2, 3, 1), content["train", "cat"])
+    (tmp_path / "train" / odd / os.fsdecode(b"\xff.png")).rename(tmp_path / "train" / odd / os.fsdecode(b"\xfe.png"))
+    assert stream(tmp_path).spec.fingerprint != before.spec.fingerprint
+
+
+def test_damaged_image_with_such_a_name_is_one_line(tmp_path, run_main):
+    fill(tmp_path / "images")
+    (tmp_path / "images/train/ant" / os.fsdecode(b"\xff.png")).write_bytes(b"damaged")
+    finished = run_main(*FLAGS, *SMALL, "--base_path", str(tmp_path / "images"))
+    assert finished.code == 2
+    assert finished.stderr.count("\n") == 1
+    assert "cannot read the image" in finished.stderr
 
 
 def test_limits_take_the_first_files_by_name(tmp_path):
@@ -183,6 +271,14 @@ def test_added_file_is_decoded(tmp_path):
     assert len(stream(tmp_path).train_data) == 13
 
 
+def test_other_decoding_is_another_run_with_a_cache_of_its_own(tmp_path, monkeypatch):
+    fill(tmp_path)
+    before = stream(tmp_path)
+    monkeypatch.setattr(seq_folder, "DECODING", seq_folder.DECODING + 1)
+    assert stream(tmp_path).spec.fingerprint != before.spec.fingerprint
+    assert len(caches(tmp_path)) == 2
+
+
 def test_other_size_has_a_cache_of_its_own(tmp_path):
     fill(tmp_path)
     assert stream(tmp_path).train_data.images.shape == (12, 3, 8, 8)
@@ -204,15 +300,136 @@ def test_cache_that_cannot_be_written_names_the_flag(tmp_path):
     assert "--cache_path" in refusal(tmp_path, cache_path=str(tmp_path / "file"))
 
 
-@pytest.mark.parametrize("keep", [0, 4, 50, -10])
-def test_damaged_cache_is_named(tmp_path, keep):
+def flipped_pixel(cache):
+    content = bytearray(cache.read_bytes())
+    content[-1] ^= 1
+    cache.write_bytes(content)
+
+
+def changed(**arrays):
+    """Writes the cache anew with other arrays, and all else as it is."""
+
+    def change(cache):
+        with safe_open(cache, framework="np") as file:
+            held = {name: file.get_tensor(name) for name in file.keys()} | arrays  # noqa: SIM118 (not a mapping)
+            cache.write_bytes(safetensors.numpy.save(held, metadata=file.metadata()))
+
+    return change
+
+
+def without_metadata(cache):
+    safetensors.numpy.save_file(safetensors.numpy.load_file(cache), cache)
+
+
+def of_another_size(cache):
+    stream(cache.parent, image_size=4)
+    (other,) = set(caches(cache.parent)) - {cache}
+    other.replace(cache)
+
+
+def cut(length):
+    return lambda cache: cache.write_bytes(cache.read_bytes()[:length])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut(0), cut(4), cut(50), cut(-10),
+        flipped_pixel,
+        without_metadata,
+        of_another_size,
+        changed(test_images=np.zeros((8, 3, 4, 4), np.uint8)),
+        changed(train_images=np.zeros((12, 3, 8, 8), np.float32)),
+        changed(train_labels=np.full(12, 99), test_labels=np.full(8, -1)),
+        changed(mean=np.ones(3)),
+    ],
+    ids=["empty", "header cut", "header cut later", "end cut", "flipped pixel", "as older code wrote it",
+         "another size's", "shape", "type", "labels", "mean"],
+)  # fmt: skip
+def test_damaged_cache_is_told_and_decoded_again(tmp_path, capsys, damage):
     fill(tmp_path)
-    stream(tmp_path)
+    first = stream(tmp_path)
     (cache,) = caches(tmp_path)
-    cache.write_bytes(cache.read_bytes()[:keep])
-    message = refusal(tmp_path)
-    assert str(cache) in message
-    assert "delete it" in message
+    whole = cache.read_bytes()
+    assert capsys.readouterr().err == ""
+    damage(cache)
+    assert cache.read_bytes() != whole
+    again = stream(tmp_path)
+    assert again.spec == first.spec
+    for mine, theirs in ((again.train_data, first.train_data), (again.test_data, first.test_data)):
+        assert np.array_equal(mine.images, theirs.images)
+        assert np.array_equal(mine.labels, theirs.labels)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"note: the image cache {cache} is damaged: the images are decoded again"
+    assert cache.read_bytes() == whole
+
+
+def foreign(tmp_path):
+    other = tmp_path / "other"
+    fill(other, seed=1)
+    stream(other)
+    (path,) = other.glob("*.digest")
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [lambda _: b"", lambda _: b"\xff\0\xfe" * 9, lambda _: b"0123456789abcdef", lambda _: b"a b\n", foreign],
+    ids=["empty", "binary", "as older code wrote it", "text", "of other images"],
+)
+def test_digest_file_that_is_not_ours_is_written_anew(tmp_path, content):
+    fill(tmp_path / "images")
+    first = stream(tmp_path / "images")
+    (path,) = (tmp_path / "images").glob("*.digest")
+    whole = path.read_bytes()
+    path.write_bytes(content(tmp_path))
+    assert stream(tmp_path / "images").spec == first.spec
+    assert path.read_bytes() == whole
+    assert len(caches(tmp_path / "images")) == 1
+
+
+def test_kept_digest_saves_reading_the_files(tmp_path, monkeypatch):
+    fill(tmp_path)
+    first = stream(tmp_path)
+    monkeypatch.setattr(ImageFiles, "content_digest", lambda files: pytest.fail("read again"))
+    assert stream(tmp_path).spec == first.spec
+
+
+def change_unseen(path):
+    """Other content, with the size and the time of change as before."""
+    before, content = path.stat(), bytearray(path.read_bytes())
+    content[-1] ^= 255
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_content_changed_behind_size_and_time_shows_only_when_verified(tmp_path, capsys):
+    fill(tmp_path)
+    path = tmp_path / "train/ant/0.bmp"
+    save(path, np.full((8, 8, 3), 9, dtype=np.uint8))
+    before = stream(tmp_path)
+    assert stream(tmp_path, verify_data=True).spec == before.spec
+    change_unseen(path)
+    assert stream(tmp_path).spec == before.spec
+    assert capsys.readouterr().err == ""
+    after = stream(tmp_path, verify_data=True)
+    assert after.spec.fingerprint != before.spec.fingerprint
+    assert (after.train_data.images[0] != 9).sum() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"note: images in {tmp_path} changed, though their sizes and times did not")
+    assert stream(tmp_path).spec == stream(tmp_path, verify_data=True).spec == after.spec
+    assert capsys.readouterr().err == ""
+
+
+def test_content_changed_behind_size_and_time_is_not_decoded_under_the_old_digest(tmp_path):
+    fill(tmp_path)
+    path = tmp_path / "train/ant/0.bmp"
+    save(path, np.full((8, 8, 3), 9, dtype=np.uint8))
+    stream(tmp_path)
+    change_unseen(path)
+    assert "add --verify_data" in refusal(tmp_path, image_size=4)
+    assert len(caches(tmp_path)) == 1
+    assert len(stream(tmp_path, image_size=4, verify_data=True).train_data) == 13
 
 
 def test_failed_decoding_leaves_no_cache(tmp_path):
@@ -221,6 +438,36 @@ def test_failed_decoding_leaves_no_cache(tmp_path):
     refusal(tmp_path)
     assert caches(tmp_path) == []
     assert not list(tmp_path.glob(".*tmp"))
+
+
+def _die_in_the_middle_of_writing(root: Path) -> None:
+    os.replace = lambda *paths: os._exit(9)
+    stream(root)
+
+
+def test_next_run_removes_what_killed_ones_left(tmp_path):
+    fill(tmp_path)
+    stream(tmp_path)
+    (cache,), (digest,) = caches(tmp_path), tmp_path.glob("*.digest")
+    for missing in (cache, digest):
+        missing.unlink()
+        killed = multiprocessing.get_context("fork").Process(target=_die_in_the_middle_of_writing, args=(tmp_path,))
+        killed.start()
+        killed.join(60)
+        assert killed.exitcode == 9
+        (left,) = tmp_path.glob(".*.tmp")
+        assert left.name.startswith(f".{missing.name}.")
+        stream(tmp_path)
+        assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_folder_gets_one_lock_file(tmp_path):
+    fill(tmp_path)
+    for size in (8, 4):
+        stream(tmp_path, image_size=size)
+    save(tmp_path / "train/bee/9.png", pixels(9))
+    stream(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.lock")] == ["seq-folder.lock"]
 
 
 def _read_and_count(root: Path, together, counter: Path) -> None:
@@ -275,6 +522,15 @@ def test_truncated_image_is_named(tmp_path, kind, suffix, share):
     assert f"cannot read the image {path}" in refusal(tmp_path)
 
 
+def test_tiff_with_a_tag_of_the_wrong_type_is_named(tmp_path):
+    fill(tmp_path)
+    path = tmp_path / "test/cat/7.tif"
+    save(path, pixels(1))
+    offsets, as_bytes = struct.pack("<HH", 273, 4), struct.pack("<HH", 273, 7)
+    path.write_bytes(path.read_bytes().replace(offsets, as_bytes))
+    assert f"cannot read the image {path}" in refusal(tmp_path)
+
+
 def test_image_that_claims_an_absurd_size_is_named(tmp_path):
     fill(tmp_path)
     path = tmp_path / "test/cat/7.bmp"
@@ -285,12 +541,62 @@ def test_image_that_claims_an_absurd_size_is_named(tmp_path):
     assert f"cannot read the image {path}" in refusal(tmp_path)
 
 
-def test_16_bit_grayscale_keeps_its_shades(tmp_path):
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("gone.png"), lambda path: path.symlink_to("/dev/null")],
+    ids=["pipe", "folder", "broken link", "device"],
+)
+def test_what_is_no_file_is_named_and_never_opened(tmp_path, monkeypatch, make):
     fill(tmp_path)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"opened {path}"))
+    path = tmp_path / "train/bee/7.png"
+    make(path)
+    assert f"{path} is named like an image, but is no file" in refusal(tmp_path)
+
+
+def test_links_to_files_are_images(tmp_path):
+    content = fill(tmp_path)
+    (tmp_path / "train/ant/2.png").rename(tmp_path / "elsewhere.png")
+    (tmp_path / "train/ant/2.png").symlink_to(tmp_path / "elsewhere.png")
+    assert np.array_equal(stream(tmp_path).train_data.images[2].numpy().transpose(1, 2, 0), content["train", "ant"][2])
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_16_bit_grayscale_keeps_its_shades(tmp_path, suffix):
     shades = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    save(tmp_path / "train/ant/0.png", shades)
-    image = stream(tmp_path).train_data.images[0, 0].numpy()
-    assert abs(image.astype(int) - shades // 257).max() <= 1
+    save(tmp_path / f"x.{suffix}", shades)
+    assert abs(read_image(tmp_path / f"x.{suffix}")[:, :, 1].astype(int) - shades // 257).max() <= 1
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_shades_of_unknown_range_are_refused(tmp_path, kind):
+    fill(tmp_path)
+    path = tmp_path / "train/ant/7.tif"
+    save(path, np.linspace(0, 1000, 64).astype(kind).reshape(8, 8))
+    message = refusal(tmp_path)
+    assert f"cannot read the image {path}: " in message
+    assert "of unknown range; convert it to 8 or 16 bit" in message
+
+
+def png(depth, colour, row, transparent):
+    """One row of pixels and the colour that stands for transparent; Pillow itself writes only some depths."""
+    content = b"\x89PNG\r\n\x1a\n"
+    header, body = struct.pack(">IIBBBBB", 2, 1, depth, colour, 0, 0, 0), zlib.compress(b"\0" + row)
+    for kind, data in ((b"IHDR", header), (b"tRNS", transparent), (b"IDAT", body), (b"IEND", b"")):
+        content += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return content
+
+
+@pytest.mark.parametrize(
+    ("depth", "colour", "row", "transparent"),
+    [(2, 0, b"\xc0", b"\0\3"), (4, 0, b"\xf0", b"\0\x0f"), (16, 2, b"\x12\x34" * 6, b"\x12\x34" * 3)],
+    ids=["2 bit", "4 bit", "16 bit colour"],
+)
+def test_transparent_colour_that_pillow_cannot_find_is_refused(tmp_path, depth, colour, row, transparent):
+    path = tmp_path / "x.png"
+    path.write_bytes(png(depth, colour, row, transparent))
+    with pytest.raises(UsageError, match="convert it to 8 bit"):
+        read_image(path)
 
 
 def test_missing_folders_name_the_flag(tmp_path):
@@ -358,6 +664,21 @@ def test_run_keeps_the_statistics_and_other_files_are_another_run(tmp_path, run_
     assert runs[0].record["data"]["mean"] == pytest.approx(images.mean((0, 1, 2)).tolist())
     assert runs[0].record["identity"]["data"] == runs[2].record["identity"]["data"]
     assert runs[0].stderr == ""
+
+
+def test_verified_images_are_the_same_run_until_they_change(tmp_path, run_main):
+    fill(tmp_path / "images")
+    path = tmp_path / "images/train/ant/0.bmp"
+    save(path, np.full((8, 8, 3), 9, dtype=np.uint8))
+    command = [*FLAGS, *SMALL, "--base_path", str(tmp_path / "images")]
+    first, verified = run_main(*command), run_main(*command, "--verify_data")
+    assert verified.folder == first.folder
+    change_unseen(path)
+    tried = run_main(*command, "--verify_data", "--dry_run")
+    assert tried.stderr.startswith("note: images in ")
+    after = run_main(*command)  # what was found out is not forgotten
+    assert (after.code, after.stderr) == (0, "")
+    assert after.folder != first.folder
 
 
 def test_dry_run_decodes_nothing(tmp_path, run_main, results):

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from utils.config import loop_options
-from utils.config.options import ByFidelity, Option, Rule, SameAs, flag
+from utils.config.options import ByFidelity, Option, Rule, SameAs, default_values, flag
 from utils.config.plugins import given_plugins, load_plugins
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
 from utils.errors import UsageError
@@ -221,16 +221,11 @@ def _all_names() -> set[str]:
     return {option.name for _, _, options in _all_options() for option in options}
 
 
-def default_values(options: Iterable[Option], fidelity: str = "official") -> dict[str, Any]:
-    return {
-        option.name: option.default.pick(fidelity) if isinstance(option.default, ByFidelity) else option.default
-        for option in options
-    }
-
-
 def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: dict[str, Entry]) -> None:
     if config["wandb_entity"] and not config["wandb_project"]:
         raise UsageError("--wandb_entity needs --wandb_project")
+    if config["accept_changed_code"] and config["restart_changed_code"]:
+        raise UsageError("--accept_changed_code and --restart_changed_code contradict each other: give one")
     model, backbone = entries["model"].build, entries["backbone"].build
     if model.needs_features and not backbone.n_feature_maps:
         raise UsageError(
@@ -245,11 +240,21 @@ def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: d
         config["replay_forward"] = "joint" if together else "separate"
 
 
-def identity_options(config: Config) -> dict[str, Any]:
-    """The part of a configuration that changes numbers: what identifies a run."""
-    entries = {name: registry.get(getattr(config, name)) for name, registry in SELECTORS.items()}
-    counted = {name for name, option in _active_options(entries).items() if option.changes_numbers}
+def number_options(config: Config) -> dict[str, Any]:
+    """The part of a configuration that changes numbers."""
+    counted = {name for name, option in _options_of(config).items() if option.changes_numbers}
     return {name: value for name, value in config.values().items() if name in counted or name in SELECTORS}
+
+
+def identity_options(config: Config) -> dict[str, Any]:
+    """What identifies a run: all that changes numbers, but for options at their neutral value."""
+    neutral = {name: option.neutral for name, option in _options_of(config).items()}
+    counted = number_options(config)
+    return {name: value for name, value in counted.items() if name in SELECTORS or value != neutral[name]}
+
+
+def _options_of(config: Config) -> dict[str, Option]:
+    return _active_options({name: registry.get(getattr(config, name)) for name, registry in SELECTORS.items()})
 
 
 def switches() -> list[tuple[str, str, Any, Any, str]]:

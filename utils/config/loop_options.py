@@ -6,7 +6,7 @@ import argparse
 import os
 from dataclasses import dataclass
 
-from utils.config.options import ByFidelity, Option, Rule, SameAs, choice, flag, integer, number, text
+from utils.config.options import ByFidelity, Option, Rule, SameAs, choice, flag, folder, integer, number, path, text
 from utils.config.plugins import PLUGINS_VARIABLE
 from utils.device import device_name
 
@@ -49,9 +49,11 @@ def interval(text: str) -> Interval:
     return Interval(seconds=value) if unit else Interval(steps=value)
 
 
+LARGEST_SEED = 2**31 - 1
+
 RUN = (
     Option("scenario", choice("online", "offline"), "one pass, or 50 epochs per task", default="online"),
-    Option("seed", integer(0, 2**31 - 1), "seed of everything random; of the class order too", default=0),
+    Option("seed", integer(0, LARGEST_SEED), "seed of everything random; of the class order too", default=0),
     Option(
         "fidelity",
         choice("official", "paper"),
@@ -69,7 +71,28 @@ RUN = (
         changes_numbers=False,
     ),
     Option("dtype", choice("float32", "float64"), "floating-point type", default="float32"),
-    Option("rerun", flag, "start over even if the run is finished", default=False, changes_numbers=False),
+    Option(
+        "rerun",
+        flag,
+        "train even if the run is finished; its record answers until the new one is there",
+        default=False,
+        changes_numbers=False,
+    ),
+    Option(
+        "accept_changed_code",
+        flag,
+        "take the number, or go on from the checkpoint, of code that has changed since",
+        default=False,
+        changes_numbers=False,
+    ),
+    Option(
+        "restart_changed_code",
+        flag,
+        "take the number of code that has changed since, but start over rather than go on from its checkpoint; "
+        "what sweeps do",
+        default=False,
+        changes_numbers=False,
+    ),
     Option("dry_run", flag, "print the configuration and the cost, and stop", default=False, changes_numbers=False),
     Option("debug_mode", flag, "only three batches per epoch, to try things out", default=False),
     Option(
@@ -81,7 +104,7 @@ RUN = (
         changes_numbers=False,
         several=True,
     ),
-    Option("eval_only", text, "evaluate a network saved with --save_model; no training", changes_numbers=False),
+    Option("eval_only", path, "evaluate a network saved with --save_model; no training", changes_numbers=False),
 )
 
 TRAINING = (
@@ -126,7 +149,7 @@ BUFFER = (
 )
 
 OUTPUT = (
-    Option("results_path", text, "folder that runs are written to", default="results", changes_numbers=False),
+    Option("results_path", folder, "folder that runs are written to", default="results", changes_numbers=False),
     Option(
         "checkpoint_every",
         interval,

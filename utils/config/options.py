@@ -12,8 +12,11 @@ conditions, with `Rule`s; `utils.config.arguments` is the one place that resolve
 from __future__ import annotations
 
 import argparse
+import errno
 import math
-from collections.abc import Callable
+import os
+import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +39,9 @@ class SameAs:
     option: str
 
 
+ALWAYS_COUNTED: Any = object()  # equal to no value of an option
+
+
 @dataclass(frozen=True)
 class Option:
     name: str
@@ -44,6 +50,9 @@ class Option:
     default: Any = None
     # Does another value of it make other numbers? Only then is it part of a run's identity.
     changes_numbers: bool = True
+    # The value at which it is left out of that identity all the same: an option that came later does not rename the
+    # runs there were before, when it stands at what they did.
+    neutral: Any = ALWAYS_COUNTED
     several: bool = False  # takes several values, also by being given again; a tuple
 
     @property
@@ -66,6 +75,13 @@ def _holds(condition: Any, value: Any) -> bool:
     if callable(condition):
         return condition(value)
     return value in condition if isinstance(condition, tuple) else value == condition
+
+
+def default_values(options: Iterable[Option], fidelity: str = "official") -> dict[str, Any]:
+    return {
+        option.name: option.default.pick(fidelity) if isinstance(option.default, ByFidelity) else option.default
+        for option in options
+    }
 
 
 def at_least(low: float) -> Callable[[float], bool]:
@@ -131,6 +147,29 @@ def text(value: str) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise _refuse("valid text", value) from None
+    return value
+
+
+def path(value: str) -> str:
+    """A path that may exist, whether or not it does, and can be printed in a line."""
+    if "\0" in text(value) or value.splitlines() != [value]:
+        raise _refuse("a path", value)
+    try:
+        os.lstat(value)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _refuse(f"a path ({error.strerror})", f"{value[:80]}...") from None
+    return value
+
+
+def folder(value: str) -> str:
+    """A path that is a folder or may become one."""
+    try:
+        is_folder = stat.S_ISDIR(os.stat(path(value)).st_mode)
+    except OSError as error:  # absent; what else there may be shows when it is used
+        is_folder = not isinstance(error, NotADirectoryError)
+    if not is_folder:
+        raise _refuse("a folder", value)
     return value
 
 

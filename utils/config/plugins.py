@@ -60,7 +60,10 @@ def load_plugins(names: Sequence[str]) -> None:
             registry.entries()
     for name in names:
         if _is_folder(name):
-            _load_folder(Path(name).resolve())
+            try:
+                _load_folder(Path(name).resolve())
+            except OSError as error:
+                raise UsageError(f"--plugins {name[:80]!r}: {error.strerror}; give a folder that can be read") from None
         else:
             _import(name, name)
 

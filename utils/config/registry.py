@@ -10,6 +10,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ class Entry:
     options: tuple[Option, ...] = ()
     rules: tuple[Rule, ...] = ()
     traits: dict[str, Any] = field(default_factory=dict)
+    module: str = ""  # the one that registered it
 
     def has_option(self, name: str) -> bool:
         return any(option.name == name for option in self.options)
@@ -55,6 +57,7 @@ class Registry:
         **traits: Any,
     ) -> Callable:
         """Decorator: `@MODELS.register("name", options=(...))` above a class or function."""
+        module = sys._getframe(1).f_globals["__name__"]
         for word, given, kind in (("options", options, Option), ("rules", rules, Rule)):
             if not (isinstance(given, tuple) and all(isinstance(one, kind) for one in given)):
                 raise TypeError(f"{self.kind} {name!r}: {word} must be a tuple of {kind.__name__}s, such as (one,)")
@@ -68,12 +71,12 @@ class Registry:
 
         def add(build: Callable) -> Callable:
             if name in self._entries:
-                other = inspect.getmodule(self._entries[name].build).__name__
-                raise ValueError(f"{self.kind} {name!r} is registered twice: in {other} and in {build.__module__}")
+                other = self._entries[name].module
+                raise ValueError(f"{self.kind} {name!r} is registered twice: in {other} and in {module}")
             if self.base and not hasattr(build, self.base[1]):
                 raise TypeError(f"{self.kind} {name!r} must be a class derived from {self.base[0]}")
             line = help or (inspect.getdoc(build) or "").split("\n")[0]
-            self._entries[name] = Entry(name, build, line, options, rules, traits)
+            self._entries[name] = Entry(name, build, line, options, rules, traits, module)
             return build
 
         return add

@@ -10,15 +10,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from utils import process
+
+if __name__ == "__main__":
+    process.begin()  # before torch, which takes seconds to import, comes with what follows
+
 from utils.config.arguments import Config, build_parser, parse, resolve
 from utils.config.plugins import given_plugins, load_plugins
-from utils.errors import RunFailed, UsageError
+from utils.errors import DataMissing, RunFailed, UsageError
 from utils.files import HeldElsewhere
 from utils.run.signals import Interrupted, Signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 finished, 1 failed, 2 bad usage, 3 running elsewhere, 130 and 143 stopped by a signal."""
+    """Exit code: 0 finished, 1 failed, 2 bad usage, 3 running elsewhere, 130 and 143 stopped by a signal.
+
+    As a program it outlives its streams: a closed one is /dev/null, and a pipe whose reader has left changes nothing.
+    What standard output cannot take for another reason, such as a full disk, makes 0 a 1; the record is kept.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if "--help" in words or "-h" in words:
@@ -38,12 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HeldElsewhere as error:
         return complain(error, 3)
     except Interrupted as error:
-        return complain(f"stopped by {error}; the same command goes on from the last checkpoint", error.exit_code)
+        return complain(process.STOPPED.format(error), error.exit_code)
     return 0
 
 
 def complain(what: object, exit_code: int) -> int:
-    print(f"error: {what}", file=sys.stderr)
+    process.complain(what)
     return exit_code
 
 
@@ -54,25 +63,39 @@ def run(explicit: dict) -> int:
         return evaluate_saved(explicit)
     config = resolve(explicit)
 
-    from utils.run.build import Data
-    from utils.run.records import RunFolder
+    from utils.run.folder import RunFolder
     from utils.tables import run_report
 
-    data = Data(config)
+    data = data_of(config)
     folder = RunFolder(config, data.spec)
     if config.dry_run:
         from utils.run.estimate import dry_run_report
 
         print(dry_run_report(config, data.spec, folder))
         return 0
-    record = folder.answer(config) or train(config, data, folder)
+    record = folder.answer() or train(config, data, folder)
     if record["status"] == "failed":
         print(f"error: {record['reason']}", file=sys.stderr)
+        if folder.is_again:
+            print("note: the record of the attempt before stays, and answers", file=sys.stderr)
     else:
         print(run_report(record))
-    if folder.record_path.exists():
-        print(f"record: {folder.record_path}")
+    path = folder.path_of_record(record["status"])
+    if path.exists():
+        print(f"record: {path}")
     return 0 if record["status"] == "finished" else 1
+
+
+def data_of(config: Config):
+    """A dry run can tell the cost without the data."""
+    from utils.run.build import ABSENT, Data
+
+    try:
+        return Data(config)
+    except DataMissing:
+        if not config.dry_run:
+            raise
+        return Data(config, ABSENT)
 
 
 def train(config: Config, data, folder) -> dict:
@@ -89,10 +112,10 @@ def train(config: Config, data, folder) -> dict:
         method = build_method(config, stream.spec, net, device)
         # Only now is anything written: whatever is wrong with the command has shown by here.
         with folder.held():
-            if record := folder.answer(config):  # another process finished it in the meantime
+            if record := folder.answer():  # another process finished it in the meantime
                 return record
             return execute(Training(config, stream, method, signals=signals), folder)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(process.end(main()))

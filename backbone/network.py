@@ -2,8 +2,8 @@
 
 net(x)                   logits
 net.output(x)            logits, the embedding that the classifier sees, and the feature maps that LiDER compares
-net.output(x, tasks)     the same; in training, task-aware norms weigh the batch by its samples' tasks
-net.begin_task()         parameters that came into being with a new task
+net.output(x, groups)    the same; in training, norms that look at groups weigh the batch by its samples' groups
+net.begin_task(classes)  parameters that came into being with a new task; so many classes are seen with it
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Network(nn.Module):
         """The embedding (samples, features), and the feature maps of a network that has them."""
         raise NotImplementedError
 
-    def output(self, x: torch.Tensor, tasks: torch.Tensor | None = None, *, penalized: bool = False) -> Output:
-        """`tasks` are the samples', None for plain batch statistics; `penalized` asks the norms for their penalty."""
+    def output(self, x: torch.Tensor, groups: torch.Tensor | None = None, *, penalized: bool = False) -> Output:
+        """`groups` are the samples', None for plain batch statistics; `penalized` asks the norms for their penalty."""
         if not self.training:
             embedding, features = self.body(x)
             return Output(self.classifier(embedding), embedding, features, Normalization())
-        with self.norms.forward_pass(tasks, penalized=penalized) as this:
+        with self.norms.forward_pass(groups, penalized=penalized) as this:
             embedding, features = self.body(x)
         return Output(self.classifier(embedding), embedding, features, this.report)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.output(x).logits
 
-    def begin_task(self) -> list[nn.Parameter]:
-        return self.norms.begin_task()
+    def begin_task(self, n_classes: int) -> list[nn.Parameter]:
+        return self.norms.begin_task(n_classes)

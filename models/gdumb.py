@@ -8,7 +8,7 @@ is one epoch at first and doubles. Half of the batches are mixed by CutMix (Yun 
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -76,8 +76,8 @@ class Gdumb(Method):
 
     def end_task(self, task, stream):
         fresh = self.new_network(f"gdumb/{task}")
-        for _ in range(task + 1):
-            fresh.begin_task()
+        for begun in range(task + 1):
+            fresh.begin_task(self.classes_up_to(begun))
         self.net.load_state_dict(fresh.state_dict())
         self.net.train()
         for epoch in range(self.config.fitting_epochs):
@@ -94,11 +94,16 @@ class Gdumb(Method):
             chosen = slice(start, start + size)
             batch = picked(data, order[chosen], order_on_device[chosen])
             inputs = self.augment(batch.images, f"fit/{task}/{epoch}", turn)
-            loss = self._fitting_loss(inputs, batch.labels, generator(seed, f"cutmix/{task}", epoch, turn))
+            draw = generator(seed, f"cutmix/{task}", epoch, turn)
+            loss = self.unless_single(len(batch), partial(self._fitting_loss, inputs, batch.labels, draw))
+            if loss is None:
+                continue
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
             losses.append(loss.detach())
+        if not losses:
+            raise RunFailed("the buffer holds a single image, which this norm cannot normalize: raise --buffer_size")
         if not torch.stack(losses).isfinite().all():
             raise RunFailed(f"the fitting of task {task + 1} diverged in epoch {epoch + 1}; a smaller --maxlr may help")
 

@@ -21,9 +21,11 @@ A method never asks which norm the network has: there is one copy of it for ever
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +36,10 @@ from utils.data.buffer import Buffer, build_policy
 from utils.data.random import generator
 from utils.data.stream import Stream, StreamSpec
 from utils.device import send_together
+from utils.errors import TOO_FEW_VALUES
 from utils.step import CURRENT, Batch, Output, Place, Step, forwards_of, total
+
+T = TypeVar("T")
 
 
 class Method:
@@ -62,6 +67,8 @@ class Method:
     ):
         self.net, self.config, self.spec, self.augment, self.buffer = net, config, spec, augment, buffer
         self.n_classes = spec.n_classes
+        self.left_out = 0  # batches of one image that the norm could not normalize
+        self.n_grown = 0  # tasks that the network has grown by
         self.new_network = new_network  # a network as this one was before training; its argument addresses the weights
 
     # --- around tasks: override what you need ------------------------------------------------------------------
@@ -91,7 +98,7 @@ class Method:
         batches = self.batches(batch, place)
         replayed = self.replayed(batches)
         penalty_weight = self.net.norms.penalty_weight(place.task, replayed)
-        outputs = self.forward(batches, replayed=replayed, penalized=penalty_weight > 0)
+        outputs = self.forward(batches, place.task, replayed=replayed, penalized=penalty_weight > 0)
         losses = self.loss(batches, outputs, place)
         if not isinstance(losses, dict):
             raise TypeError(
@@ -107,6 +114,27 @@ class Method:
         self.optimizer.step()
         self.remember(batch, outputs, place)
         return step
+
+    def unless_single(self, size: int, learn: Callable[[], T]) -> T | None:
+        """`learn()`; or None where an epoch's last batch is a single image that the network's norm cannot normalize:
+        it is left out then, and the network is as before."""
+        if size > 1 or self.config.batch_size == 1:
+            return learn()
+        before = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
+        try:
+            return learn()
+        except ValueError as error:
+            if TOO_FEW_VALUES not in str(error):
+                raise
+        for name, buffer in self.net.named_buffers():
+            buffer.copy_(before[name])
+        if not self.left_out:
+            print(
+                "note: the last batch of an epoch is a single image, which this norm cannot normalize: left out",
+                file=sys.stderr,
+            )
+        self.left_out += 1
+        return None
 
     def draws(self, place: Place) -> dict[str, np.ndarray]:
         """The slots of the buffer that this step replays, by the name of the draw."""
@@ -156,8 +184,13 @@ class Method:
     def grow(self) -> None:
         """The network's own preparations for one more task; parameters that come with it join the optimizer."""
         optimizer = self.optimizer  # made before the network grows
-        if grown := self.net.begin_task():
+        if grown := self.net.begin_task(self.classes_up_to(self.n_grown)):
             optimizer.add_param_group({"params": grown})
+        self.n_grown += 1
+
+    def classes_up_to(self, task: int) -> int:
+        """The number of classes of the tasks up to this one."""
+        return self.n_classes if self.joint_training else self.spec.classes_of(task).stop
 
     @classmethod
     def epoch_sizes(cls, config, spec: StreamSpec, train_sizes: Sequence[int]) -> Sequence[int]:
@@ -187,20 +220,20 @@ class Method:
             for name, one, *numbers in zip(sizes, raw, drawn, drawn_sent, strict=True)
         }
 
-    def forward(self, batches: dict[str, Batch], *, replayed: bool, penalized: bool) -> dict[str, Output]:
+    def forward(self, batches: dict[str, Batch], task: int, *, replayed: bool, penalized: bool) -> dict[str, Output]:
         """The batches of a step through the network, as one or one after the other.
 
-        A step that replays nothing has plain batch statistics: its samples' tasks are not passed on.
+        A step that replays nothing has plain batch statistics: its samples have no groups.
         """
-        tasks_count = replayed or len(batches) > 1
-        if tasks_count:
-            self.net.norms.check_tasks(max(int(batch.tasks_host.max()) for batch in batches.values()))
+        groups: dict[str, torch.Tensor | None] = dict.fromkeys(batches)
+        if replayed or len(batches) > 1:
+            groups = {name: self.net.norms.groups(b, task, drawn=name != CURRENT) for name, b in batches.items()}
         if len(batches) == 1 or getattr(self.config, "replay_forward", None) != "joint":
             return {
-                name: self.net.output(batch.inputs, batch.tasks if tasks_count else None, penalized=penalized)
+                name: self.net.output(batch.inputs, groups[name], penalized=penalized)
                 for name, batch in batches.items()
             }
         inputs = torch.cat([batch.inputs for batch in batches.values()])
-        tasks = torch.cat([batch.tasks for batch in batches.values()])
-        whole = self.net.output(inputs, tasks, penalized=penalized)
+        together = None if groups[CURRENT] is None else torch.cat(list(groups.values()))
+        whole = self.net.output(inputs, together, penalized=penalized)
         return dict(zip(batches, whole.split([len(batch) for batch in batches.values()]), strict=True))

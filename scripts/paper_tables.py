@@ -150,7 +150,7 @@ def differences(files: dict[str, str], folder: Path) -> list[str]:
     found = []
     for name, text in files.items():
         path = folder / name
-        held = list(csv.reader(StringIO(path.read_text()))) if path.exists() else []
+        held = list(csv.reader(StringIO(path.read_text(encoding="utf-8")))) if path.exists() else []
         expected = list(csv.reader(StringIO(text)))
         found += [f"{name}: {row} is in the paper only" for row in surplus(expected, held)]
         found += [f"{name}: {row} is not in the paper" for row in surplus(held, expected)]
@@ -171,7 +171,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the files instead of comparing")
     arguments = parser.parse_args()
     try:
-        tables = read_tables(arguments.source.read_text())
+        tables = read_tables(arguments.source.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         print(f"error: cannot read {arguments.source}: {error}", file=sys.stderr)
         return 2
@@ -179,7 +179,7 @@ def main() -> int:
     if arguments.write:
         FOLDER.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            (FOLDER / name).write_text(text)
+            (FOLDER / name).write_text(text, encoding="utf-8")
     found = differences(files, FOLDER)
     print("\n".join(found) or f"{sum(len(table.cells) for table in tables)} cells of {len(tables)} tables agree")
     return 1 if found else 0

@@ -34,6 +34,7 @@ import torchvision  # noqa: F401
 import utils.run.execution  # noqa: F401
 from main import main
 from scripts.matrix import SHORT
+from utils.run.records import commit
 
 NORMS = ("bn", "cn", "adab2n")
 REPLAY = ("er", "er_ace", "derpp", "er_ace_lider", "derpp_lider", "der", "agem")
@@ -41,7 +42,7 @@ OWN_BUFFER = ("gdumb", "icarl")
 WITHOUT_BUFFER = ("sgd", "joint", "ewc_on")
 AIMS = ("any moment", "inside a checkpoint", "at the end of a task")
 EVERY = 2  # steps between checkpoints
-TIMES = ("seconds", "wall_seconds", "steps_per_second", "environment")
+TIMES = ("date", "seconds", "wall_seconds", "steps_per_second", "environment", "seal")
 
 
 def combinations() -> list[list[str]]:
@@ -175,28 +176,43 @@ def soak(options: list[str], kills: int, seed: int, folder: Path) -> tuple[list[
 
 def run_all() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.soak", description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, help="kills in all (default: three for every combination)")
+    parser.add_argument("--kills", type=int, help="kills in this sitting (default: three for every combination)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the moments (default: the time)")
+    parser.add_argument("--log", type=Path, help="a line of JSON for every run; sittings add up there")
     arguments = parser.parse_args()
     todo = combinations()
     random.Random(arguments.seed).shuffle(todo)
     wanted = arguments.kills or 3 * len(todo)
     print(f"seed {arguments.seed}", file=sys.stderr)
-    done, differing, combos = [], 0, 0
+    lines: list[dict] = []
     with tempfile.TemporaryDirectory() as folder:
-        for options in todo:
-            if len(done) >= wanted:
+        for number, options in enumerate(itertools.cycle(todo)):
+            if sum(line["kills"] for line in lines) >= wanted:
                 break
-            kills, found = soak(options, 3, arguments.seed % 1000 + combos, Path(folder))
-            combos += 1
-            done += kills
-            differing += bool(found)
-            note = f"DIFFERENT: {', '.join(found)}" if found else "identical"
-            print(f"{' '.join(options)}: {len(kills)} kills, {note}", file=sys.stderr)
-    hits = {aim: sum(kill.hit for kill in done if kill.aim == aim) for aim in AIMS}
-    print(", ".join(f"{count} {aim}" for aim, count in hits.items()))
-    print(f"{len(done)} kills in {combos} runs, {differing} differences")
-    return 1 if differing or len(done) < wanted else 0
+            kills, found = soak(options, 3, arguments.seed % 1000 + number, Path(folder))
+            hits = {aim: sum(kill.hit for kill in kills if kill.aim == aim) for aim in AIMS}
+            line = {"run": " ".join(options), "kills": len(kills), "hits": hits, "differing": found, "commit": commit()}
+            lines.append(line)
+            note(line, arguments.log)
+    if arguments.log:
+        print(f"this sitting: {summary(lines)}")
+        lines = [json.loads(line) for line in arguments.log.read_text().splitlines()]
+    print(summary(lines))
+    return 1 if any(line["differing"] for line in lines) else 0
+
+
+def note(line: dict, log: Path | None) -> None:
+    end = f"DIFFERENT: {', '.join(line['differing'])}" if line["differing"] else "identical"
+    print(f"{line['run']}: {line['kills']} kills, {end}", file=sys.stderr)
+    if log:
+        with open(log, "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def summary(lines: list[dict]) -> str:
+    hits = ", ".join(f"{sum(line['hits'][aim] for line in lines)} {aim}" for aim in AIMS)
+    differing = sum(bool(line["differing"]) for line in lines)
+    return f"{sum(line['kills'] for line in lines)} kills in {len(lines)} runs ({hits}), {differing} differences"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,16 @@ import torch
 import main
 
 torch.set_num_threads(1)
+
+# All that a command says on standard error which takes a finished record.
+ANSWERED = re.compile(
+    r"note: finished on \d{4}-\d\d-\d\d \d\d:\d\d UTC at commit ([0-9a-f]{12}(\+changes)?|unknown), not trained again\n"
+)
+
+
+def goes_on(step: int) -> str:
+    """All that a command says there which goes on from a checkpoint."""
+    return f"note: goes on from step {step}\n"
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def make_spec(setting: str = "class", **changes) -> StreamSpec:
         "mean": (0.0, 0.0, 0.0),
         "std": (1.0, 1.0, 1.0),
         "augmentation": (),
+        "fingerprint": "made-by-hand",
     }
     facts |= changes
     sizes = {"train_sizes": (10,) * facts["n_tasks"], "test_sizes": (6,) * facts["n_tasks"]}

@@ -1,4 +1,5 @@
-"""Golden loss curves: some fifty steps in float64 of every norm with one method and of every method with two norms.
+"""Golden loss curves: some fifty steps in float64 of every norm with one method and of every method with two norms, and
+of AdaB2N with every kind of group that it balances.
 
 Four images a step, ten steps for each of the five tasks of the digits, a narrow ResNet-18. Besides the losses, which
 never see running statistics, the mean square of the trained network's logits in eval mode is kept.
@@ -38,6 +39,7 @@ RATES = {"gdumb": {"maxlr": 0.003, "minlr": 3e-5, "fitting_epochs": 4}}
 STEPS = {"icarl": 10 + 15 + 15 + 15 + 14}  # 20, 20, 18 and 16 exemplars join the tasks; all others have fifty
 RUNS = [("er_ace", norm) for norm in sorted(NORMS.entries())]
 RUNS += [(model, norm) for model in sorted(MODELS.entries()) if model != "er_ace" for norm in ("bn", "adab2n")]
+GROUPS = ("class", "source", "none")
 
 
 class Losses(Observer):
@@ -85,6 +87,8 @@ def curve(model: str, norm: str, **options) -> dict:
         explicit["buffer_size"] = 20
     if norm in ("gn", "cn"):
         explicit["groups"] = 4
+    if norm == "adab2n":  # the defaults are chosen for accuracy, and may be chosen again
+        explicit |= {"kappa": 0.7, "lambd": 1.0, "ada_t0": 0}
     config = resolve(explicit | options)
     stream = shortened(Data(config).stream(CPU))
     net = build_network(config, stream.spec, CPU)
@@ -96,12 +100,12 @@ def curve(model: str, norm: str, **options) -> dict:
     return {"losses": losses.found, "evaluated": logits.square().mean().item()}
 
 
-def path_of(model: str, norm: str) -> Path:
-    return FOLDER / f"{model}-{norm}.json"
+def path_of(*words: str) -> Path:
+    return FOLDER / f"{'-'.join(words)}.json"
 
 
-def assert_is_golden(found: dict, model: str, norm: str) -> None:
-    golden = json.loads(path_of(model, norm).read_text())
+def assert_is_golden(found: dict, model: str, *words: str) -> None:
+    golden = json.loads(path_of(model, *words).read_text())
     assert len(found["losses"]) == len(golden["losses"]) == STEPS.get(model, 50)
     for step, (loss, expected) in enumerate(zip(found["losses"], golden["losses"], strict=True), start=1):
         assert loss == (expected and pytest.approx(expected, rel=TOLERANCE, abs=0)), f"step {step}"
@@ -111,6 +115,11 @@ def assert_is_golden(found: dict, model: str, norm: str) -> None:
 @pytest.mark.parametrize(("model", "norm"), RUNS)
 def test_curve(model, norm):
     assert_is_golden(curve(model, norm), model, norm)
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_curve_of_other_groups_than_tasks(groups):
+    assert_is_golden(curve("er_ace", "adab2n", balance_groups=groups), "er_ace", "adab2n", groups)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +134,8 @@ def test_curve_does_not_depend_on_how_it_is_computed(model, norm, options):
 
 
 def test_every_norm_and_every_method_has_its_curves():
-    assert {path.stem for path in FOLDER.glob("*.json")} == {f"{model}-{norm}" for model, norm in RUNS}
+    expected = {path_of(*run) for run in RUNS} | {path_of("er_ace", "adab2n", groups) for groups in GROUPS}
+    assert set(FOLDER.glob("*.json")) == expected
 
 
 def write(models: list[str]) -> None:
@@ -133,7 +143,14 @@ def write(models: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     for model, norm in RUNS:
         if not models or model in models:
-            path_of(model, norm).write_text(json.dumps(curve(model, norm), indent=1) + "\n")
+            write_curve(curve(model, norm), model, norm)
+    if not models or "er_ace" in models:
+        for groups in GROUPS:
+            write_curve(curve("er_ace", "adab2n", balance_groups=groups), "er_ace", "adab2n", groups)
+
+
+def write_curve(found: dict, *words: str) -> None:
+    path_of(*words).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

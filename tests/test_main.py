@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import call, runner
+from conftest import ANSWERED, call, runner
 from safetensors.torch import load_file, save_file
 
+import utils.run.build
 import utils.run.saved_model
 import utils.run.training
 from utils.config import loop_options
@@ -22,7 +23,7 @@ from utils.tables import accuracy_table
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
 TINY = [*DIGITS, "--debug_mode"]
 METHODS = ["sgd", "joint", "er", "er_ace", "derpp", "er_ace_lider", "derpp_lider"]
-TIMES = ("seconds", "wall_seconds", "steps_per_second")
+TIMES = ("date", "seconds", "wall_seconds", "steps_per_second", "seal")
 
 
 def without_times(record):
@@ -155,11 +156,14 @@ def test_rerun_gives_the_same_bits_and_the_plain_command_answers_from_the_record
     second = run("--model", "derpp", "--norm", "adab2n", *DIGITS, "--rerun")
     assert second.code == 0
     assert second.folder == first.folder
-    assert without_times(second.record) == without_times(first.record)
+    assert second.stderr == ""
+    assert (first.record["attempt"], second.record["attempt"]) == (1, 2)
+    assert without_times(second.record) == without_times(first.record) | {"attempt": 2}
     assert log_lines(second.folder) == first_log
     refuse_to_train(monkeypatch)
     third = run("--model", "derpp", "--norm", "adab2n", *DIGITS)
     assert third.code == 0
+    assert ANSWERED.fullmatch(third.stderr)
     assert third.record == second.record
     assert third.stdout == second.stdout
 
@@ -308,23 +312,6 @@ def test_diverged_run_says_so_and_is_run_again(run_main, results, monkeypatch):
     again = run_main(*command)
     assert again.code == 1
     assert trained == [1]
-
-
-def test_unreadable_record_is_named(run_main):
-    finished = run_main("--model", "sgd", *TINY)
-    path = finished.folder / "record.json"
-    path.write_text('{"status": "fini')
-    broken = run_main("--model", "sgd", *TINY)
-    assert broken.code == 2
-    (line,) = broken.stderr.splitlines()
-    assert str(path) in line
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", "3"])
-def test_record_that_is_none_is_named(run_main, content):
-    finished = run_main("--model", "sgd", *TINY)
-    (finished.folder / "record.json").write_text(content)
-    assert run_main("--model", "sgd", *TINY).code == 2
 
 
 def test_batch_that_a_norm_cannot_use_ends_without_a_traceback(run_main):
@@ -609,6 +596,37 @@ def test_file_in_the_way_of_the_results_names_the_flag(tmp_path, extra):
     assert (tmp_path / "file").read_text() == "in the way"
 
 
+# --- what does not fit into memory ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    monkeypatch.setattr(utils.run.build, "memory_of", lambda device: 20_000_000)
+
+
+def test_buffer_that_cannot_fit_into_memory_is_refused_before_it_is_made(run_main, results, memory):
+    words = ["--buffer_size 100000 needs 0.03 GB", "this device has 0.02"]
+    check_refusal(run_main(*ER, "--buffer_size", "100000", "--debug_mode"), words)
+    assert not results.exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), MemoryError("Unable to allocate 7 GiB"), RuntimeError("can't allocate memory: you tried 7 bytes")],
+)
+def test_refused_allocation_is_one_line(run_main, results, monkeypatch, error):
+    def refusing(*_, **__):
+        raise error
+
+    monkeypatch.setattr(utils.run.build, "Buffer", refusing)
+    monkeypatch.setattr(utils.run.build, "buffer_bytes", lambda *_: 0)
+    check_refusal(run_main(*ER), ["--model er does not fit into memory: ", "make it smaller"])
+    monkeypatch.undo()
+    monkeypatch.setattr(DATASETS.get("seq-digits").build, "stream", refusing)
+    check_refusal(run_main(*ER), ["the data does not fit into memory: "])
+    assert not results.exists()
+
+
 # --- help and lists -------------------------------------------------------------------------------------------
 
 
@@ -803,7 +821,7 @@ def test_learning_rate_of_fine_tuning(model, dataset, fidelity, lr):
 
 def test_settings_of_adab2n():
     config = resolved(norm="adab2n", dataset="seq-cifar100")
-    assert (config.kappa, config.lambd, config.eta, config.ada_t0) == (0.7, 1.0, 0.1, 0)
+    assert (config.kappa, config.lambd, config.eta, config.ada_t0) == (0.7, 0.01, 0.1, 0)
     assert resolved(norm="adab2n", dataset="seq-miniimg").lambd == 1e-3
     assert resolved(norm="adab2n", dataset="seq-miniimg", lambd=2.0).lambd == 2.0
     assert resolved(norm="gn", dataset="seq-cifar100").groups == 32

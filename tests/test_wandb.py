@@ -8,8 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import runner
+from forked import WARM, Command, forked, refusal
 
+from utils.errors import UsageError
 from utils.run.observers import WandbRun
+from utils.run.signals import Interrupted
 
 COMMAND = ["--model", "er", "--dataset", "seq-digits", "--num_filters", "4", "--debug_mode", "--log_every", "1"]
 BLOCK = 32768
@@ -187,3 +190,78 @@ def test_page_ends_with_the_status_of_the_run(fake_wandb, tmp_path, status, code
     observer.on_end({"status": status, "results": {"class_il": {"metrics": {"faa": 12.5}}}})
     assert fake_wandb.exit_codes == [code]
     assert observer.run.summary == {"class_il/faa": 12.5}
+
+
+# --- what may go wrong --------------------------------------------------------------------------------------------
+
+
+def test_page_that_cannot_begin_is_refused_in_one_line(tmp_path):
+    """By the real package, in processes of their own: it reads its settings once."""
+    results = tmp_path / "results"
+    run = [*COMMAND, "--results_path", str(results), "--num_threads", "1", "--wandb_project", "p"]
+    alone = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_MODE": "online"}
+    circumstances = {
+        "Input should be 'online', 'offline'": {"WANDB_MODE": "garbage"},
+        "No API key configured": {},
+        "API key must have 40+ characters": {"WANDB_API_KEY": "short"},
+    }
+    commands = [Command(run, env=alone | env) for env in circumstances.values()]
+    for words, ended in zip(circumstances, forked(tmp_path / "out", commands, before=f"{WARM}, wandb"), strict=True):
+        line = refusal(ended)
+        assert line.startswith("error: --wandb_project: Weights & Biases does not start: ")
+        assert words in line
+        assert "WANDB_MODE=offline" in line
+    assert not list(results.glob("runs/*/metrics.jsonl"))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), RuntimeError("host\nunreachable"), ValueError()])
+def test_whatever_wandb_raises_at_its_start_is_refused(fake_wandb, tmp_path, monkeypatch, error):
+    monkeypatch.setattr(fake_wandb, "init", lambda **_: raising(error))
+    with pytest.raises(UsageError, match=r"(No space left|host unreachable|ValueError); log in with"):
+        WandbRun(tmp_path, CONFIG, fresh=True)
+
+
+def raising(error):
+    raise error
+
+
+def test_page_that_fails_on_the_way_is_told_once_and_the_run_goes_on(run_main, fake_wandb, monkeypatch):
+    start = fake_wandb.init
+
+    def init(**settings):
+        page = start(**settings)
+        page.log = page.finish = lambda *_, **__: raising(RuntimeError("gone"))
+        return page
+
+    monkeypatch.setattr(fake_wandb, "init", init)
+    finished = run_main(*COMMAND, "--wandb_project", "p")
+    assert (finished.code, finished.record["status"]) == (0, "finished")
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("warning: Weights & Biases: gone; the run goes on without it")
+
+
+def test_signal_is_no_failure_of_the_page(fake_wandb, tmp_path, monkeypatch):
+    observer = WandbRun(tmp_path, CONFIG, fresh=True)
+    for action in ("log", "finish"):
+        setattr(observer.run, action, lambda *_, **__: raising(Interrupted(15)))
+    with pytest.raises(Interrupted):
+        observer.on_log(log_event(1))
+    with pytest.raises(Interrupted):
+        observer.on_stop()
+    monkeypatch.setattr(fake_wandb, "init", lambda **_: raising(Interrupted(15)))
+    with pytest.raises(Interrupted):
+        WandbRun(tmp_path, CONFIG, fresh=True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "\0\xff", "[]", "3", "{}", '{"attempt": 2}', '{"attempt": "2", "last": [1, 0]}', '{"attempt": 2, "last": 1}',
+     '{"attempt": 2, "last": ["1", 0]}', "[" * 100_000],
+    ids=lambda content: content[:30],
+)  # fmt: skip
+def test_damaged_marker_is_told_and_does_not_count(fake_wandb, tmp_path, capsys, content):
+    (tmp_path / "wandb.json").write_text(content, encoding="latin-1")
+    WandbRun(tmp_path, CONFIG, fresh=False).on_log(log_event(1))
+    assert capsys.readouterr().err == f"note: {tmp_path / 'wandb.json'} is damaged and does not count\n"
+    assert [step for step, _ in fake_wandb.sent] == [1]
+    assert json.loads((tmp_path / "wandb.json").read_text()) == {"attempt": 1, "last": [1, 0]}

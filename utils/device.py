@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from utils.errors import UsageError
+
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def device_name(text: str) -> str:
@@ -45,6 +48,17 @@ def set_up_device(config) -> torch.device:
         # Kernels are launched on the current device, and what a record says of the machine is about it.
         torch.cuda.set_device(device)
     return device
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes that the device has; of the host, those that a container leaves of it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(there, int(CONTAINER_LIMIT.read_bytes()))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return there
 
 
 def memory_format(channels_last: str) -> torch.memory_format:

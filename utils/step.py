@@ -39,7 +39,7 @@ class Normalization:
     layers: tuple[int, ...] = ()  # those that ran, by their number in order of construction
     means: tuple[torch.Tensor, ...] = ()  # (C,) each: the statistics that these layers normalized with
     variances: tuple[torch.Tensor, ...] = ()
-    task_weights: torch.Tensor | None = None  # (tasks, all layers): each task's weight in them; None: plain batch
+    group_weights: torch.Tensor | None = None  # (groups, all layers): each group's weight in them; None: plain batch
     penalty: torch.Tensor | None = None  # to be added to the loss with the norm's weight; None if not asked for
 
 

@@ -5,6 +5,9 @@ phi = exp(psi) and psi one learnable scalar per layer and seen task. A penalty p
 the running ones, Eq. 15. Testing (Sec. 4.2): the running statistics move with the modified momentum of Eq. 17,
 between an exponential (kappa = 1) and a cumulative average (kappa = 0).
 
+Tasks are what the paper balances. Where they are not known, other groups of samples take their place in Eq. 14
+(`--balance_groups`): classes, current against replayed samples, or none at all.
+
 Weights, momentum and penalty concern the whole network and live in `AdaptiveBalance`, which the layers share.
 """
 
@@ -15,26 +18,36 @@ from functools import cache
 import torch
 from torch import nn
 
-from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Tasks, WeightedBatchNorm, Weights
+from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Groups, WeightedBatchNorm, Weights
 from backbone.norms.kernels.weighted import SampleWeights
 from utils.config.options import ByFidelity, Option, Rule, choice, integer, number
 from utils.config.registry import NORMS
+from utils.step import Batch
 
 OPTIONS = (
     Option("kappa", number(0, 1), "momentum between cumulative (0) and exponential (1) average", default=0.7),
-    Option("lambd", number(0), "weight of the penalty on the distance to the running statistics", default=1.0),
+    Option("lambd", number(0), "weight of the penalty on the distance to the running statistics", default=0.01),
     Option("eta", number(0, 1, exclusive=True), "momentum of the running statistics", default=0.1),
     Option("ada_t0", integer(0, 1), "first task that has the penalty, counted from 0", default=0),
     Option(
+        "balance_groups",
+        choice("task", "class", "source", "none"),
+        "whose contributions are balanced: tasks (the paper), classes, current against replayed samples; "
+        "none: plain batch statistics",
+        default="task",
+        neutral="task",
+    ),
+    Option(
         "absent_tasks",
         choice("counted", "ignored"),
-        "seen tasks without a sample in the batch: counted in the normalizer (weights sum to less than 1) or not",
+        "seen tasks (or other --balance_groups) without a sample in the batch: counted in the normalizer (weights sum "
+        "to less than 1) or not",
         default=ByFidelity(official="counted", paper="ignored"),
     ),
     Option(
         "variance",
         choice("mixture", "within"),
-        "variance about the mixture's mean, or mixture of the within-task variances",
+        "variance about the mixture's mean, or mixture of the variances within tasks (or other --balance_groups)",
         default=ByFidelity(official="mixture", paper="within"),
     ),
     Option(
@@ -66,7 +79,7 @@ OPTIONS = (
 
 
 class AdaptiveBalance(BatchNormFamily):
-    """Task weights, momentum and penalty of all AdaB2N layers of one network."""
+    """Weights of groups, momentum and penalty of all AdaB2N layers of one network."""
 
     options = OPTIONS
 
@@ -77,6 +90,7 @@ class AdaptiveBalance(BatchNormFamily):
         lambd: float,
         eta: float,
         ada_t0: int,
+        balance_groups: str,
         absent_tasks: str,
         variance: str,
         eta_start: str,
@@ -86,11 +100,12 @@ class AdaptiveBalance(BatchNormFamily):
         norm_impl: str,
     ):
         super().__init__(norm_impl=norm_impl)
+        self.balance_groups = balance_groups
         self.kappa, self.lambd, self.base_eta, self.first_task = kappa, lambd, eta, ada_t0
         self.absent_tasks, self.variance = absent_tasks, variance
         self.penalty_norm, self.penalty_steps = penalty_norm, penalty_steps
         self.running_var_start = float(running_var_start)
-        self.psi = nn.ParameterList()  # one (layers,) vector per seen task, so that it grows by appending
+        self.psi = nn.ParameterList()  # one (layers,) vector per seen group, so that it grows by appending
         self.eta_start = eta_start
 
     # --- momentum, Eq. 17 --------------------------------------------------------------------------------------
@@ -107,33 +122,43 @@ class AdaptiveBalance(BatchNormFamily):
     def momentum(self, layer: WeightedBatchNorm) -> torch.Tensor:
         return layer.eta
 
-    # --- task weights, Eq. 14 ----------------------------------------------------------------------------------
+    # --- weights, Eq. 14 ---------------------------------------------------------------------------------------
 
-    def begin_task(self) -> list[nn.Parameter]:
-        self.psi.append(nn.Parameter(self.like.new_zeros(self.n_layers)))
-        return [self.psi[-1]]
+    def begin_task(self, n_classes: int) -> list[nn.Parameter]:
+        return self._grow({"task": len(self.psi) + 1, "class": n_classes, "source": 2, "none": 0}[self.balance_groups])
+
+    def _grow(self, n_groups: int) -> list[nn.Parameter]:
+        """To at least so many groups; returns the psi of the new ones."""
+        new = [nn.Parameter(self.like.new_zeros(self.n_layers)) for _ in range(len(self.psi), n_groups)]
+        self.psi.extend(new)
+        return new
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        saved = sum(key.startswith(f"{prefix}psi.") for key in state_dict)
-        while len(self.psi) < saved:
-            self.begin_task()
+        self._grow(sum(key.startswith(f"{prefix}psi.") for key in state_dict))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def check_tasks(self, highest: int) -> None:
-        if highest >= len(self.psi):
-            raise ValueError(f"a batch holds samples of task {highest}, which has not begun")
+    def groups(self, batch: Batch, task: int, *, drawn: bool) -> torch.Tensor | None:
+        if self.balance_groups == "none":
+            return None
+        if self.balance_groups == "source":  # 0: current, 1: replayed
+            return torch.ones_like(batch.tasks) if drawn else (batch.tasks < task).long()
+        by_class = self.balance_groups == "class"
+        highest = int((batch.labels_host if by_class else batch.tasks_host).max())
+        if highest >= len(self.psi):  # a forward on a device could not see that these samples count for nothing
+            raise ValueError(f"a batch holds samples of {self.balance_groups} {highest}, which has not begun")
+        return batch.labels if by_class else batch.tasks
 
-    def weigh(self, tasks: Tasks) -> Weights:
-        members = tasks.members(len(self.psi))
+    def weigh(self, groups: Groups) -> Weights:
+        members = groups.members(len(self.psi))
         counts = members.sum(0)
-        of_tasks = self.task_weights(counts.to(tasks.dtype))
-        share = (members / counts.clamp(min=1).double()).to(tasks.dtype)  # 1 / N_t where sample n is of task t
-        same_task = tasks.same_task() if self.variance == "within" else None
-        by_layer = (of_tasks.T @ share.T).unbind()
-        return Weights([SampleWeights(of_layer, same_task=same_task) for of_layer in by_layer], of_tasks)
+        of_groups = self.group_weights(counts.to(groups.dtype))
+        share = (members / counts.clamp(min=1).double()).to(groups.dtype)  # 1 / N_g where sample n is of group g
+        same_group = groups.same_group() if self.variance == "within" else None
+        by_layer = (of_groups.T @ share.T).unbind()
+        return Weights([SampleWeights(of_layer, same_group=same_group) for of_layer in by_layer], of_groups)
 
-    def task_weights(self, counts: torch.Tensor) -> torch.Tensor:
-        """p for all layers: (tasks, layers) from the (tasks,) sample counts of a batch."""
+    def group_weights(self, counts: torch.Tensor) -> torch.Tensor:
+        """p for all layers: (groups, layers) from the (groups,) sample counts of a batch."""
         pseudo = torch.stack(list(self.psi)).exp() + counts.unsqueeze(1)
         counted = pseudo if self.absent_tasks == "counted" else pseudo * (counts > 0).unsqueeze(1)
         return pseudo / counted.sum(0)
@@ -166,7 +191,7 @@ def _factor_of_channels(sizes: tuple[int, ...], norm: str, dtype: torch.dtype, d
     help="adaptive balance of batch normalization",
     options=OPTIONS,
     # A sum over channels is larger than their mean by their number, 64 to 512 in the paper's network.
-    rules=(Rule({"lambd": 0.01}, when={"penalty_norm": "sum"}),),
+    rules=(Rule({"lambd": 0.0001}, when={"penalty_norm": "sum"}),),
     shared=AdaptiveBalance,
     joint_replay=True,  # the released code forwards current and replayed samples together for this norm alone
 )

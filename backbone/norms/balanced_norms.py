@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from backbone.norms.batch_norm import MOMENTUM
-from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Tasks, WeightedBatchNorm, Weights
+from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Groups, WeightedBatchNorm, Weights
 from backbone.norms.kernels.weighted import SampleWeights
 from utils.config.registry import NORMS
 
@@ -16,8 +16,8 @@ class BalancedRunning(BatchNormFamily):
     def momentum(self, layer) -> float:
         return MOMENTUM
 
-    def weigh(self, tasks: Tasks) -> Weights:
-        return Weights([SampleWeights(running=tasks.balanced())] * self.n_layers)
+    def weigh(self, groups: Groups) -> Weights:
+        return Weights([SampleWeights(running=groups.balanced())] * self.n_layers)
 
 
 class BalancedThroughout(BatchNormFamily):
@@ -26,8 +26,8 @@ class BalancedThroughout(BatchNormFamily):
     def momentum(self, layer) -> float:
         return MOMENTUM
 
-    def weigh(self, tasks: Tasks) -> Weights:
-        return Weights([SampleWeights(tasks.balanced(), balanced_affine=True)] * self.n_layers)
+    def weigh(self, groups: Groups) -> Weights:
+        return Weights([SampleWeights(groups.balanced(), balanced_affine=True)] * self.n_layers)
 
 
 class CumulativeAverage(BatchNormFamily):

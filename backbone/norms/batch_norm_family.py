@@ -71,10 +71,10 @@ def why_not_compiled() -> str | None:
 
 
 class Weights(NamedTuple):
-    """How the samples of a batch count in every layer, and what that gives their tasks where the norm knows."""
+    """How the samples of a batch count in every layer, and what that gives their groups where the norm knows."""
 
     by_layer: list[SampleWeights]
-    of_tasks: torch.Tensor | None = None  # (tasks, layers)
+    of_groups: torch.Tensor | None = None  # (groups, layers)
 
 
 class FamilyPass(ForwardPass):
@@ -116,6 +116,9 @@ class BatchNormFamily(SharedNormState):
         if self.impl == "auto" and (reason := missing.get(device.type, lambda: None)()):
             print(f"note: {reason}; norm layers use tensor operations: same numbers, slower", file=sys.stderr)
 
+    def implementation(self, device: torch.device) -> str:
+        return "reference" if self.impl == "reference" else passes_of(self.impl, device.type).name
+
     # --- what a member decides ---------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, torch.Tensor]:
@@ -126,8 +129,8 @@ class BatchNormFamily(SharedNormState):
         """Of the layer's next running update; a tensor where it changes, so that nothing waits for a device."""
         raise NotImplementedError
 
-    def weigh(self, tasks: Tasks) -> Weights | None:
-        """The weights in a batch with samples of these tasks; None: every sample counts the same."""
+    def weigh(self, groups: Groups) -> Weights | None:
+        """The weights in a batch with samples of these groups; None: every sample counts the same."""
         return None
 
     def after_update(self, layers, batch: list[torch.Tensor], running: list[torch.Tensor], penalized: bool):
@@ -136,9 +139,9 @@ class BatchNormFamily(SharedNormState):
     # --- the course of a forward -------------------------------------------------------------------------------
 
     @contextmanager
-    def forward_pass(self, tasks: torch.Tensor | None, *, penalized: bool = False) -> Iterator[FamilyPass]:
+    def forward_pass(self, groups: torch.Tensor | None, *, penalized: bool = False) -> Iterator[FamilyPass]:
         with no_autocast(self.like.device):
-            weights = None if tasks is None else self.weigh(Tasks(tasks, self.like.dtype))
+            weights = None if groups is None else self.weigh(Groups(groups, self.like.dtype))
         self.under_way = this = FamilyPass(weights, penalized)
         try:
             yield this
@@ -162,7 +165,7 @@ class BatchNormFamily(SharedNormState):
             layers=tuple(numbers),
             means=tuple(found.mu for found in done),
             variances=tuple(found.sigma2 for found in done),
-            task_weights=None if this.weights is None else this.weights.of_tasks,
+            group_weights=None if this.weights is None else this.weights.of_groups,
             penalty=self.after_update(layers, batch, running, this.penalized),
         )
 
@@ -190,24 +193,24 @@ def _owner_of_channel(sizes: tuple[int, ...], device: torch.device) -> torch.Ten
     return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(device)
 
 
-class Tasks:
-    """The tasks of a batch's samples, counted where they are."""
+class Groups:
+    """The groups of a batch's samples, such as their tasks, counted where they are."""
 
     def __init__(self, of_sample: torch.Tensor, dtype: torch.dtype):
         self.of_sample, self.dtype = of_sample, dtype
 
-    def members(self, n_tasks: int) -> torch.Tensor:
-        """(samples, tasks): whether the sample is of the task."""
-        return self.of_sample.unsqueeze(1) == torch.arange(n_tasks, device=self.of_sample.device)
+    def members(self, n_groups: int) -> torch.Tensor:
+        """(samples, groups): whether the sample is of the group."""
+        return self.of_sample.unsqueeze(1) == torch.arange(n_groups, device=self.of_sample.device)
 
     def balanced(self) -> torch.Tensor:
-        """(N,) weights with which every present task counts the same."""
+        """(N,) weights with which every present group counts the same."""
         same = self._same()
-        is_first = ~same.tril(-1).any(1)  # of its task
+        is_first = ~same.tril(-1).any(1)  # of its group
         return (1 / same.sum(1, dtype=torch.float64) / is_first.sum()).to(self.dtype)
 
-    def same_task(self) -> torch.Tensor:
-        """(N, N) average over the samples of one's own task."""
+    def same_group(self) -> torch.Tensor:
+        """(N, N) average over the samples of one's own group."""
         same = self._same()
         return (same / same.sum(1, dtype=torch.float64)).to(self.dtype)
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from utils.config.options import Option
-from utils.step import Normalization
+from utils.step import Batch, Normalization
 
 
 class ForwardPass:
@@ -31,17 +31,24 @@ class SharedNormState(nn.Module):
     def check_device(self, device: torch.device) -> None:
         """Refuse a device that these norms cannot run on."""
 
-    def begin_task(self) -> list[nn.Parameter]:
-        """One more task has been seen; returns parameters that came into being with it."""
+    def implementation(self, device: torch.device) -> str:
+        """Which of several ways to compute the layers use there: they differ in rounding."""
+        return "torch"
+
+    def begin_task(self, n_classes: int) -> list[nn.Parameter]:
+        """One more task has been seen, and so many classes with it and those before; returns parameters that came into
+        being with it."""
         return []
 
-    def check_tasks(self, highest: int) -> None:
-        """Refuse samples of a task that has not begun, which a forward on a device could not see."""
+    def groups(self, batch: Batch, task: int, *, drawn: bool) -> torch.Tensor | None:
+        """(N,) the group of every sample of a step of this task, None for plain batch statistics. A batch is `drawn`
+        from the buffer, or comes from the stream; samples of earlier tasks may have joined it there."""
+        return batch.tasks
 
     @contextmanager
-    def forward_pass(self, tasks: torch.Tensor | None, *, penalized: bool = False) -> Iterator[ForwardPass]:
-        """Around a network's training forward. `tasks` holds each sample's task, or None for plain batch statistics;
-        `penalized` asks for the penalty."""
+    def forward_pass(self, groups: torch.Tensor | None, *, penalized: bool = False) -> Iterator[ForwardPass]:
+        """Around a network's training forward. `groups` holds each sample's group, such as its task, or None for plain
+        batch statistics; `penalized` asks for the penalty."""
         yield ForwardPass()
 
     def penalty_weight(self, task: int, replayed: bool) -> float:

@@ -106,7 +106,7 @@ def bare_steps(training: Training, steps: int = STEPS) -> Callable[[], None]:
     def run() -> None:
         for _ in range(steps):
             weight = norms.penalty_weight(place.task, True)
-            outputs = method.forward(batches, replayed=True, penalized=weight > 0)
+            outputs = method.forward(batches, place.task, replayed=True, penalized=weight > 0)
             loss = cross_entropies(batches, outputs)
             if weight:
                 loss = loss + weight * total(found.penalty for found in forwards_of(outputs))
@@ -175,7 +175,7 @@ def parts_of_a_step(training: Training) -> dict[str, Callable]:
     method, config = training.method, training.config
     batch, place = workloads.first_batch(training), workloads.second_task(training)
     batches = method.batches(batch, place)
-    outputs = method.forward(batches, replayed=True, penalized=False)
+    outputs = method.forward(batches, place.task, replayed=True, penalized=False)
     data, index = training.stream.task_data(1), np.arange(config.batch_size)
     index_on_device = to_device(index, data.labels.device)
 

@@ -31,8 +31,8 @@ def norm_stack(
     """Forward and backward of these layers, with all that the norm shares across them; each has its own input."""
     factory = norm_factory(norm, **options)
     layers = [factory(channels, spatial=(side, side)) for channels, side in shapes]
-    for _ in range(tasks):
-        factory.shared.begin_task()
+    for task in range(tasks):
+        factory.shared.begin_task(n_classes=task + 1)
     parameters = [p for module in (*layers, factory.shared) for p in module.parameters()]
     generator = torch.Generator().manual_seed(0)
 

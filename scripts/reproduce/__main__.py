@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from utils.config.options import number
+from utils import process
+from utils.config.options import folder, integer, number, path
 from utils.config.plugins import given_plugins
 from utils.errors import UsageError
 
@@ -25,32 +25,20 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.command != "work":  # whose run brings its own
             arguments.plugins = given_plugins(words)
         return COMMANDS[arguments.command](arguments)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (UsageError, OSError) as error:  # what the system refuses where nothing better can be said
+        process.complain(error)
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of a long list has seen enough
-        sys.stderr.close()
-        return 0
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        print(f"error: {message}; see python -m scripts.reproduce --help", file=sys.stderr)
+        process.complain(f"{message}; see python -m scripts.reproduce --help")
         raise SystemExit(2)
 
 
-def positive(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text!r}")
-    return int(text)
-
-
-def counted(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}")
-    return int(text)
+MANY = 10_000  # workers, jobs or attempts; more is a slip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -60,20 +48,28 @@ def parser() -> argparse.ArgumentParser:
     _about(commands.add_parser("status", help="every run that is not done, and what became of it"))
     report = commands.add_parser("report", help="write Markdown, LaTeX, CSV and HTML")
     _about(report)
-    report.add_argument("--output", type=Path, help="folder (default: RESULTS_PATH/reports/PRESET)")
+    report.add_argument("--output", type=folder, help="folder (default: RESULTS_PATH/reports/PRESET)")
     run = commands.add_parser("run", help="run what is missing")
     _about(run)
     run.add_argument("--launcher", default="local", choices=["local", "ray", "slurm"])
-    run.add_argument("--workers", type=positive, help="runs at a time (default: what cores or GPUs allow)")
+    run.add_argument("--workers", type=integer(1, MANY), help="runs at a time (default: what cores or GPUs allow)")
+    run.add_argument(
+        "--num_threads",
+        type=integer(1, MANY),
+        default=1,
+        help="CPU threads of every run (default 1): with another number, rounding and so the accuracies differ",
+    )
     run.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all); for Slurm: 1 or none")
-    run.add_argument("--jobs_per_gpu", type=positive, default=1, help="runs that share a GPU (default 1)")
-    run.add_argument("--retries", type=counted, default=2, help="further attempts of a run that fails (default 2)")
+    run.add_argument("--jobs_per_gpu", type=integer(1, MANY), default=1, help="runs that share a GPU (default 1)")
+    run.add_argument(
+        "--retries", type=integer(0, MANY), default=2, help="further attempts of a run that fails (default 2)"
+    )
     run.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
     run.add_argument("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
     run.add_argument("--sbatch_args", default="", help='for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"')
     run.add_argument("--detach", action="store_true", help="submit to Slurm and return")
     work = commands.add_parser("work", help="one run of a Slurm manifest (called by the array job)")
-    work.add_argument("manifest", type=Path)
+    work.add_argument("manifest", type=path)
     work.add_argument("index", type=int)
     return whole
 
@@ -93,9 +89,12 @@ def _about(command: argparse.ArgumentParser) -> None:
     command.add_argument("--lambd", type=number(0), help="for --select fixed")
     command.add_argument("--also", help="further norms, separated by commas: a row in every table of accuracies")
     command.add_argument("--plugins", nargs="+", action="extend", help="folders or modules of your own, as in main.py")
-    command.add_argument("--base_path", help="folder with the data, as in main.py")
-    command.add_argument("--results_path", default="results", help="folder of runs and reports (default results)")
+    command.add_argument("--base_path", type=path, help="folder with the data, as in main.py")
+    command.add_argument(
+        "--results_path", type=folder, default="results", help="folder of runs and reports (default results)"
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process.begin()
+    sys.exit(process.end(main()))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shlex
 import sys
 from collections import Counter
@@ -15,10 +17,11 @@ from scripts.reproduce.display import Display, duration
 from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
 from scripts.reproduce.plans import NORMS, PLANS, Plan, Unavailable
 from scripts.reproduce.presets import PRESETS
-from scripts.reproduce.results import Table, tabulate, warnings
+from scripts.reproduce.results import Table, other_code, tabulate, warnings
 from scripts.reproduce.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, Speed, progress_of
 from scripts.reproduce.selection import Selection, needed
 from scripts.reproduce.sweep import Outcome, sweep, tail
+from utils.config.loop_options import LARGEST_SEED
 from utils.config.plugins import load_plugins
 from utils.config.registry import NORMS as REGISTERED_NORMS
 from utils.config.registry import close_matches
@@ -29,6 +32,7 @@ from utils.run.estimate import memory_estimate
 from utils.tables import aligned
 
 LAST = "reproduce.json"  # what the last `run` was about, so that the other commands need not be told again
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # which may pass while a sweep goes on
 REMEMBERED = ("preset", "select", "seeds", "kappa", "lambd", "also", "plugins", "base_path")
 
 
@@ -81,7 +85,11 @@ def remember(arguments) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {name: getattr(arguments, name) for name in REMEMBERED})
     except OSError as error:
-        raise UsageError(f"cannot write to {path.parent}: {error.strerror}; set --results_path") from None
+        if error.errno not in NO_ROOM:
+            raise UsageError(f"cannot write to {path.parent}: {error.strerror}; set --results_path") from None
+        print(
+            f"warning: cannot write {path}: {error.strerror}; `report` must be told what this is about", file=sys.stderr
+        )
 
 
 def chosen_plans(ids: list[str]) -> list[Plan | Unavailable]:
@@ -103,15 +111,19 @@ def selection_of(arguments) -> Selection:
     seeds = preset.seeds
     if arguments.seeds:
         words = arguments.seeds.split(",")
-        seeds = tuple(int(word) for word in words if word.isascii() and word.isdecimal())
-        if len(set(seeds)) < len(words):
-            raise UsageError(f"--seeds must be different whole numbers such as 0,1,2; got {arguments.seeds!r}")
+        seeds = tuple(int(word) for word in words if re.fullmatch("[0-9]{1,10}", word))
+        if len(set(seeds)) < len(words) or max(seeds) > LARGEST_SEED:
+            raise UsageError(
+                f"--seeds must be different whole numbers such as 0,1,2, up to {LARGEST_SEED}; "
+                f"got {arguments.seeds[:80]!r}"
+            )
     given = tuple(
         (name, getattr(arguments, name)) for name in ("kappa", "lambd") if getattr(arguments, name) is not None
     )
     if given and arguments.select != "fixed":
         raise UsageError("--kappa and --lambd are for --select fixed")
-    runs = Runs(preset, arguments.results_path, arguments.base_path, tuple(arguments.plugins))
+    threads = getattr(arguments, "num_threads", 1)
+    runs = Runs(preset, arguments.results_path, arguments.base_path, tuple(arguments.plugins), threads)
     return Selection(arguments.select, runs, seeds, given)
 
 
@@ -145,6 +157,8 @@ def show_list(arguments) -> int:
     print(f"preset {runs.preset.name}: {runs.preset.help}; seeds {', '.join(map(str, selection.seeds))}; "
           f"kappa and lambda: {selection.mode}")  # fmt: skip
     print(aligned(rows))
+    for text in untrusted(runs):
+        print(f"warning: {text}", file=sys.stderr)
     for plan in unavailable:
         print(f"{plan.id:8s} {plan.title}: not yet available, needs {plan.needs}")
     if any(row[1].endswith("+") for row in rows[1:]):
@@ -251,8 +265,10 @@ def expected_seconds(wanted: list[Run], runs: Runs) -> dict[str, float | None]:
 
 def announce(found: dict, wanted: list[Run], waiting: int, runs: Runs, expected: dict) -> None:
     later = f", and {waiting} experiments wait for their kappa and lambda" if waiting else ""
-    finished = sum(runs.record(run) is not None for run in found.values())
-    print(f"{len(found)} runs, {finished} of them finished, {len(wanted)} to run{later}", file=sys.stderr)
+    records = [record for run in found.values() if (record := runs.record(run)) is not None]
+    print(f"{len(found)} runs, {len(records)} of them finished, {len(wanted)} to run{later}", file=sys.stderr)
+    for text in other_code(records):
+        print(f"note: {text}", file=sys.stderr)
     if not wanted:
         return
     known = [value for value in expected.values() if value is not None]
@@ -298,10 +314,15 @@ def launch(wanted: list[Run], total: int, arguments, runs: Runs, expected: dict)
 
 def build_engine(arguments):
     if arguments.launcher == "local":
-        return LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu)
+        return LocalEngine(
+            arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu, arguments.num_threads
+        )
     from scripts.reproduce.launchers.ray import RayEngine
 
-    return RayEngine(arguments.ray_address, arguments.workers, arguments.gpus != "none", arguments.jobs_per_gpu)
+    return RayEngine(
+        arguments.ray_address, arguments.workers, arguments.gpus != "none", arguments.jobs_per_gpu,
+        arguments.num_threads,
+    )  # fmt: skip
 
 
 def launch_on_slurm(wanted: list[Run], total: int, arguments, runs: Runs, expected: dict) -> Outcome:
@@ -313,7 +334,7 @@ def launch_on_slurm(wanted: list[Run], total: int, arguments, runs: Runs, expect
         print(f"every run asks Slurm for {asked}", file=sys.stderr)
     job, manifest = slurm.submit(
         wanted, Path(arguments.results_path) / "slurm", retries=arguments.retries, at_once=arguments.workers,
-        gpus=gpus, sbatch_args=arguments.sbatch_args,
+        gpus=gpus, num_threads=arguments.num_threads, sbatch_args=arguments.sbatch_args,
     )  # fmt: skip
     print(f"array job {job} with {len(wanted)} runs; status: python -m scripts.reproduce status", file=sys.stderr)
     if arguments.detach:
@@ -335,14 +356,14 @@ def summary(outcome: Outcome) -> None:
 
 def work(arguments) -> int:
     """One run of a manifest, with retries: what an array task does."""
-    from scripts.reproduce.launchers.slurm import read_manifest, threads_of_task
+    from scripts.reproduce.launchers.slurm import read_manifest
 
-    manifest, retries = read_manifest(arguments.manifest)
+    manifest, retries = read_manifest(Path(arguments.manifest))
     if not 0 <= arguments.index < len(manifest):
         raise UsageError(f"the manifest has runs 0 to {len(manifest) - 1}, not {arguments.index}")
     wanted = [manifest[arguments.index]]
     runs = Runs(PRESETS["paper"])
-    engine = LocalEngine(1, visible_gpus(None)[:1], 1, threads_of_task())
+    engine = LocalEngine(1, visible_gpus(None)[:1], 1)
     display = Display(1, 0, 1, {wanted[0].name: None})
     outcome = sweep(wanted, runs, engine, retries=retries, display=display)
     return outcome.exit_code
@@ -355,7 +376,7 @@ def write_report(arguments) -> int:
     plans, unavailable, selection = set_up(arguments)
     preset = selection.runs.preset
     tables = [tabulate(plan, selection) for plan in plans]
-    problems = warnings(tables)
+    problems = [*untrusted(selection.runs), *warnings(tables)]
     cells = [result for table in tables for result in table.results.values()]
     filled = sum(result.complete for result in cells)
     facts = [
@@ -373,7 +394,7 @@ def write_report(arguments) -> int:
             "The columns are what they say, not the paper's data sets; the published numbers of their counterparts "
             "stand there for orientation, and no difference to them is computed.",
         )
-    folder = arguments.output or Path(arguments.results_path) / "reports" / preset.name
+    folder = Path(arguments.output or Path(arguments.results_path) / "reports" / preset.name)
     try:
         page = writing.write(folder, tables, unavailable, facts, problems)
     except OSError as error:
@@ -383,6 +404,10 @@ def write_report(arguments) -> int:
     print(f"{filled} of {len(cells)} cells complete")
     print(f"report: {page}")
     return 0
+
+
+def untrusted(runs: Runs) -> list[str]:
+    return [f"{path} does not count: {reason}" for path, reason in runs.untrusted.items()]
 
 
 def chosen_values(tables: list[Table]) -> list[str]:

@@ -261,16 +261,19 @@ def write(
 ) -> Path:
     """Everything below `folder`; returns the page."""
     folder.mkdir(parents=True, exist_ok=True)
+
+    def put(name: str, text: str) -> None:
+        (folder / name).write_text(text, encoding="utf-8")
+
     facts = [*facts, f"Written on {date.today().isoformat()}."]
     for table in tables:
-        (folder / f"{table.id}.md").write_text(markdown(table))
-        (folder / f"{table.id}.tex").write_text(latex(table))
-        (folder / f"{table.id}.csv").write_text(as_csv([table]))
+        put(f"{table.id}.md", markdown(table))
+        put(f"{table.id}.tex", latex(table))
+        put(f"{table.id}.csv", as_csv([table]))
     warned = [f"- warning: {text}" for text in problems]
     listed = [f"- {plan.id}: {plan.title} (not yet available: needs {plan.needs})" for plan in unavailable]
     parts = ["# AdaB²N: the paper and our runs", *facts, *warned, *map(markdown, tables), *listed]
-    (folder / "report.md").write_text("\n\n".join(parts) + "\n")
-    (folder / "report.csv").write_text(as_csv(tables))
-    page = folder / "report.html"
-    page.write_text(html(tables, unavailable, facts, problems))
-    return page
+    put("report.md", "\n\n".join(parts) + "\n")
+    put("report.csv", as_csv(tables))
+    put("report.html", html(tables, unavailable, facts, problems))
+    return folder / "report.html"

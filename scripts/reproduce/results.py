@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +15,8 @@ from scripts.reproduce.plans import NORMS, SIGNIFICANCE_BASELINES, Cell, Plan, s
 from scripts.reproduce.presets import PAPER
 from scripts.reproduce.runs import Run
 from scripts.reproduce.selection import Selection
+from utils.config.arguments import Config
+from utils.run.sources import changed_sources, sources_of
 
 PUBLISHED_SEEDS = 3
 NOTABLE = 2.0  # |z| above which a difference is flagged
@@ -25,13 +28,13 @@ FEWEST_PAIRS = 6  # with fewer, no two-sided signed-rank test can reach p < 0.05
 @cache
 def published(table: str) -> dict[tuple[str, str], tuple[str, str]]:
     """(value, std) as printed, by row and column."""
-    with open(FOLDER / f"{table}.csv", newline="") as file:
+    with open(FOLDER / f"{table}.csv", newline="", encoding="utf-8") as file:
         return {(line["row"], line["column"]): (line["value"], line["std"]) for line in csv.DictReader(file)}
 
 
 @cache
 def captions() -> dict[str, str]:
-    with open(FOLDER / "tables.csv", newline="") as file:
+    with open(FOLDER / "tables.csv", newline="", encoding="utf-8") as file:
         return {line["id"]: line["caption"] for line in csv.DictReader(file)}
 
 
@@ -250,23 +253,26 @@ def warnings(tables: list[Table]) -> list[str]:
 
 
 def _oddities(records: list[dict]) -> Iterator[str]:
-    from utils.run.records import NUMERICS_VERSION, commit
-
-    now = commit()
-    commits = {record["environment"]["commit"] for record in records}
-    for other in sorted(str(name) for name in commits - {now}):
-        yield f"records of commit {_short(other)}, while the code is at {_short(now)}"
-    for version in sorted({record["identity"]["numerics_version"] for record in records} - {NUMERICS_VERSION}):
-        yield f"records of numerics version {version}, while the code is at {NUMERICS_VERSION}"
-    threads = {count for record in records for count in record["thread_counts"]}
-    if len(threads) > 1:
-        yield f"records of different thread counts ({', '.join(map(str, sorted(threads)))})"
-    devices = {record["environment"]["device_type"] for record in records}
-    if len(devices) > 1:
-        yield f"records of different devices ({', '.join(sorted(devices))})"
+    yield from other_code(records)
+    for name, title in CONDITIONS.items():
+        found = {str(one[name]) for record in records for one in record["conditions"]}
+        if len(found) > 1:
+            yield f"records of different {title} ({', '.join(sorted(found))}), which round differently"
 
 
-def _short(name: str | None) -> str:
-    """A commit's first letters, and whether files differed from it."""
-    words = str(name).split("+")
-    return "+".join([words[0][:12], *words[1:]])
+CONDITIONS = {"num_threads": "thread counts", "device": "devices", "torch": "versions of torch"}
+
+
+def other_code(records: list[dict]) -> list[str]:
+    """Which of the files behind these numbers have changed since."""
+    lines = []
+    changed, resumed = Counter(), 0
+    for record in records:
+        now = sources_of(Config(**record["config"]))
+        changed.update(changed_sources(record["sources"], now))
+        resumed += bool(record.get("code_changes"))
+    for name, count in sorted(changed.items()):
+        lines.append(f"{name} has changed since {count} of {len(records)} records were made")
+    if resumed:
+        lines.append(f"{resumed} records are of runs whose code changed on the way, which was accepted")
+    return lines

@@ -15,11 +15,11 @@ from scripts.reproduce.plans import Experiment
 from scripts.reproduce.presets import Preset
 from utils.config.arguments import Config, resolve
 from utils.config.registry import DATASETS, NORMS
-from utils.errors import UsageError
+from utils.errors import DataMissing
 from utils.files import OwnedLock
-from utils.run.build import Data
-from utils.run.estimate import steps_are_counted_by
-from utils.run.records import RunFolder, run_name
+from utils.run.build import ABSENT, Data, epoch_sizes
+from utils.run.identity import run_name
+from utils.run.records import BadRecord, read_record
 from utils.run.training import total_steps
 
 DONE, FAILED, RUNNING, STOPPED, MISSING = "done", "failed", "running", "stopped", "missing"
@@ -33,6 +33,10 @@ class Run:
     options: tuple[tuple[str, Any], ...]
     folder: Path
     steps: int
+
+    def launched(self) -> list[str]:
+        """The words after `main.py` in a sweep."""
+        return [*self.command(), "--non_verbose", "--restart_changed_code"]
 
     def command(self) -> list[str]:
         """The words after `main.py`."""
@@ -66,12 +70,19 @@ class Runs:
     """The runs of one preset below one results folder."""
 
     def __init__(
-        self, preset: Preset, results_path: str = "results", base_path: str | None = None, plugins: tuple[str, ...] = ()
+        self,
+        preset: Preset,
+        results_path: str = "results",
+        base_path: str | None = None,
+        plugins: tuple[str, ...] = (),
+        num_threads: int = 1,
     ):
         self.preset = preset
         self.results_path = results_path
         self.base_path = base_path
         self.plugins = plugins
+        self.num_threads = num_threads  # the same for all, so that bits do not depend on how many run at a time
+        self.untrusted: dict[Path, str] = {}  # records that do not count, and why
         self._specs: dict[tuple, Any] = {}
         self._records: dict[str, dict] = {}
 
@@ -96,13 +107,13 @@ class Runs:
             options["plugins"] = self.plugins
         if self.results_path != "results":
             options["results_path"] = self.results_path
-        return options
+        return options | {"num_threads": self.num_threads}
 
     def run_with(self, options: dict[str, Any]) -> Run:
         config = resolve(options)
         spec = self._spec(config)
         folder = Path(config.results_path) / "runs" / run_name(config, spec)
-        steps = total_steps(config, steps_are_counted_by(config, spec))
+        steps = total_steps(config, epoch_sizes(config, spec))
         return Run(folder.name, tuple(options.items()), folder, steps)
 
     def _spec(self, config: Config):
@@ -110,8 +121,16 @@ class Runs:
         own = [option.name for option in DATASETS.get(config.dataset).options]
         key = (config.dataset, *(str(getattr(config, name)) for name in sorted(own)))
         if key not in self._specs:
-            self._specs[key] = Data(config).spec
+            try:
+                self._specs[key] = Data(config).spec
+            except DataMissing:
+                self._specs[key] = Data(config, self._fingerprint_in_records(config.dataset)).spec
         return self._specs[key]
+
+    def _fingerprint_in_records(self, dataset: str) -> str:
+        """Where the data are not at hand: that of all records of it, which are all that can be shown."""
+        known = {r["identity"]["data"] for r in self.all_records() if r["identity"]["dataset"] == dataset}
+        return known.pop() if len(known) == 1 else ABSENT
 
     def config(self, run: Run) -> Config:
         return resolve(run.known_options)
@@ -123,9 +142,19 @@ class Runs:
 
     def record(self, run: Run) -> dict | None:
         """The record of a finished run; once read it is kept."""
-        if run.name not in self._records and (record := readable_record(run.folder)) is not None:
+        if run.name not in self._records and (record := self._finished(run.folder)) is not None:
             self._records[run.name] = record
         return self._records.get(run.name)
+
+    def _finished(self, folder: Path) -> dict | None:
+        """One that cannot be trusted is none: reports name it, and the run itself says what to do about it."""
+        path = folder / "record.json"
+        try:
+            record = read_record(path)
+        except BadRecord as error:
+            self.untrusted[path] = str(error)
+            return None
+        return record if record and record["status"] == "finished" else None
 
     def state(self, run: Run) -> str:
         if self.record(run) is not None:
@@ -141,18 +170,8 @@ class Runs:
     def all_records(self) -> Iterator[dict]:
         """Every finished run below the results folder, of whatever preset."""
         for path in sorted(Path(self.results_path).glob("runs/*/record.json")):
-            if (record := readable_record(path.parent)) is not None:
+            if (record := self._finished(path.parent)) is not None:
                 yield record
-
-
-def readable_record(folder: Path) -> dict | None:
-    """The record of a finished run. One that cannot be read is none: the run itself then says what to do about it."""
-    try:
-        record = RunFolder.read(folder)
-    except UsageError:
-        return None
-    whole = record is not None and {"results", "config", "steps", "wall_seconds"} <= record.keys()
-    return record if whole else None
 
 
 def progress_of(run: Run) -> tuple[int, int, float] | None:
@@ -163,9 +182,10 @@ def progress_of(run: Run) -> tuple[int, int, float] | None:
             file.seek(max(0, file.tell() - 4096))
             lines = file.read().splitlines()
         before, event = (json.loads(line) for line in lines[-2:])
-        speed = (event["step"] - before["step"]) / max(event["seconds"] - before["seconds"], 1e-9)
-        return event["task"], event["step"], max(speed, 0.0)
-    except (OSError, ValueError, KeyError, IndexError):
+        seconds = event["seconds"] - before["seconds"]
+        speed = (event["step"] - before["step"]) / seconds if seconds > 0 else 0.0
+        return int(event["task"]), int(event["step"]), max(speed, 0.0)
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
         return None
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scripts.reproduce.runs import DONE, Run, Runs
+from scripts.reproduce.runs import Run, Runs
 
 ELSEWHERE = 3  # exit code of a run that another process has
 USAGE = 2
@@ -79,24 +79,28 @@ def sweep(wanted: list[Run], runs: Runs, engine: Engine, *, retries: int, displa
             while waiting and not stop.number and len(running) < engine.slots:
                 if (run := _next_startable(waiting)) is None:
                     break
-                if runs.state(run) == DONE:  # another launcher was faster
+                if runs.record(run) is not None:  # another launcher was faster
                     outcome.done.append(run.name)
                     continue
-                running[run.name] = run
-                run.failure.unlink(missing_ok=True)
-                engine.start(run)
+                if problem := _cannot_start(run, engine):
+                    attempts[run.name] = attempts.get(run.name, 0) + 1
+                    _retry_or_fail(run, problem, attempts[run.name], retries, waiting, outcome, display)
+                else:
+                    running[run.name] = run
             if not running and not stop.number:
                 time.sleep(0.2)
             for name, code in engine.finished(timeout=0.5):
                 run = running.pop(name)
-                if runs.state(run) == DONE:
+                if runs.record(run) is not None:
                     outcome.done.append(name)
                     display.done(run, runs.record(run))
                 elif code == ELSEWHERE:
                     waiting.append((time.monotonic() + WAIT_FOR_OTHERS, run))
                 elif not stop.number:
                     attempts[name] = attempts.get(name, 0) + 1
-                    _retry_or_fail(run, code, attempts[name], retries, waiting, outcome, display)
+                    reason = "lost with its worker" if code is None else f"exit code {code}"
+                    again = 0 if code == USAGE else retries  # bad usage stays bad
+                    _retry_or_fail(run, reason, attempts[name], again, waiting, outcome, display)
             display.update(len(outcome.done), list(running.values()), outcome.failed)
     outcome.stopped_by = stop.number
     return outcome
@@ -112,15 +116,27 @@ def _next_startable(waiting: deque) -> Run | None:
     return None
 
 
-def _retry_or_fail(run: Run, code, attempt: int, retries: int, waiting: deque, outcome: Outcome, display) -> None:
-    reason = "lost with its worker" if code is None else f"exit code {code}"
-    if code != USAGE and attempt <= retries:  # bad usage stays bad
+def _cannot_start(run: Run, engine: Engine) -> str | None:
+    """Why, if so: a disk without room, say, or a server of processes that was killed. Other runs may do better."""
+    try:
+        run.failure.unlink(missing_ok=True)
+        engine.start(run)
+    except (OSError, EOFError) as error:
+        return f"cannot be started: {error}"
+    return None
+
+
+def _retry_or_fail(run: Run, reason: str, attempt: int, retries: int, waiting: deque, outcome: Outcome, display):
+    if attempt <= retries:
         display.say(f"{run.name}: {reason}; attempt {attempt + 1} of {retries + 1} goes on from its checkpoint")
         waiting.append((0.0, run))
         return
     outcome.failed[run.name] = reason
-    run.failure.write_text(f"{reason}\n")
     display.failed(run, reason, tail(run))
+    try:
+        run.failure.write_text(f"{reason}\n", encoding="utf-8")
+    except OSError as error:
+        display.say(f"{run.name}: `status` will not know that it failed: cannot write {run.failure}: {error.strerror}")
 
 
 def tail(run: Run, lines: int = 8) -> str:
@@ -130,4 +146,4 @@ def tail(run: Run, lines: int = 8) -> str:
     except OSError:
         return "  (it left no log)"
     shown = [line for line in text.replace("\r", "\n").splitlines() if line.strip()][-lines:]
-    return "\n".join(f"  {line}" for line in shown)
+    return "\n".join(f"  {line}" for line in shown or ["(it is empty)"])

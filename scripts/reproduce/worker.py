@@ -12,10 +12,13 @@ import signal
 import sys
 import threading
 import time
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-PRELOADED = ["main", "utils.run.build", "utils.run.execution", "utils.tables", "utils.run.saved_model"]
+from utils.process import STOPS, keep_streams
+
+PRELOADED = ["scripts.reproduce.preloaded"]
 
 MAY_STOP = 60.0  # seconds that a run has for its last checkpoint
 
@@ -32,9 +35,16 @@ class Worker:
 
     def start(self, name: str, command: list[str], log: Path, environment: dict[str, str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
         process = self.context.Process(target=_child, args=(command, str(log), environment, self._alive), name=name,
                                        daemon=True)  # fmt: skip
-        process.start()
+        # The server inherits what is blocked: a Ctrl-C is not for it, and would tear the imports it begins with.
+        resource_tracker.ensure_running()  # unblocks as it starts
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.processes[name] = process
 
     def finished(self, timeout: float) -> list[tuple[str, int]]:
@@ -65,11 +75,13 @@ class Worker:
 
 def _child(command: list[str], log: str, environment: dict[str, str], alive: Connection) -> None:
     os.setsid()  # a Ctrl-C in the terminal is the launcher's affair
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPS:
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     with open(log, "ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    keep_streams()
     os.environ.update(environment)
     threading.Thread(target=_stop_with_launcher, args=(alive,), daemon=True).start()
     from main import main

@@ -39,7 +39,7 @@ def made(norm: str, impl: str = "auto", layers: int = 1, spatial=SHAPE[2:]):
     factory = norm_factory(norm, norm_impl=impl)
     built = [give_affine(factory(SHAPE[1], spatial=spatial).double()) for _ in range(layers)]
     shared = factory.shared.double()
-    shared.begin_task()
+    shared.begin_task(n_classes=2)
     return shared, built
 
 
@@ -271,7 +271,7 @@ def test_running_statistics_under_autocast(norm, impl):
         factory = norm_factory(norm, norm_impl=impl)
         layer = factory(SHAPE[1], spatial=SHAPE[2:])
         for _ in range(4):
-            factory.shared.begin_task()
+            factory.shared.begin_task(n_classes=2)
         x = batches(1)[0].bfloat16()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
             [out] = run(factory.shared, [layer], x if half else x.float(), TASKS)

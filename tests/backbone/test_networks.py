@@ -163,7 +163,7 @@ def test_building_leaves_the_global_generator_alone(norm):
 
 def test_a_forward_in_eval_mode_leaves_the_norms_alone():
     net = build_network(run_config(norm="adab2n", backbone="resnet18"), make_spec(image_shape=(3, 16, 16)), CPU)
-    net.begin_task()
+    net.begin_task(n_classes=2)
     net(images(16))
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     net.eval()

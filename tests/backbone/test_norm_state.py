@@ -122,8 +122,8 @@ class TwoWays(Network):
 @pytest.mark.parametrize("norm", FAMILY)
 def test_a_layer_that_does_not_run_keeps_its_state(norm):
     net = TwoWays(norm_factory(norm)).double().train()
-    net.begin_task()
-    net.begin_task()
+    net.begin_task(n_classes=2)
+    net.begin_task(n_classes=2)
     x, tasks = torch.randn(6, 3, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 1])
     net.skips = True
     before = {name: tensor.clone() for name, tensor in net.norm2.state_dict().items()}
@@ -217,13 +217,13 @@ def test_the_state_of_a_network_is_its_state_dict():
 @pytest.mark.parametrize("impl", ["reference", "fused"])
 def test_the_penalty_is_single_precision_under_autocast(impl):
     net = TwoWays(norm_factory("adab2n", norm_impl=impl)).train()
-    net.begin_task()
+    net.begin_task(n_classes=2)
     x, tasks = torch.randn(6, 3, 4, 4), torch.zeros(6, dtype=torch.int64)
     expected = deepcopy(net).output(x, tasks, penalized=True).norms.penalty
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = net.output(x, tasks, penalized=True).norms
     assert found.penalty.dtype == torch.float32
-    assert all(tensor.dtype == torch.float32 for tensor in (*found.means, *found.variances, found.task_weights))
+    assert all(tensor.dtype == torch.float32 for tensor in (*found.means, *found.variances, found.group_weights))
     torch.testing.assert_close(found.penalty, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -235,8 +235,8 @@ def test_steps_of_a_compiled_network_do_not_compile_again(norm):
     net = TwoWays(norm_factory(norm, **options)).train()
     eager = deepcopy(net)
     for each in (net, eager):
-        each.begin_task()
-        each.begin_task()
+        each.begin_task(n_classes=2)
+        each.begin_task(n_classes=2)
     x, tasks = torch.randn(6, 3, 4, 4), torch.tensor([0, 1, 1, 0, 1, 1])
     torch._dynamo.reset()
     counted = CompileCounterWithBackend("aot_eager")

@@ -123,12 +123,12 @@ def test_instance_norm_of_one_value_is_refused(spatial):
 
 
 def ada_layers(*channels: int, tasks: int = 1, **options):
-    """(shared state, layers) in double precision after so many tasks were begun."""
+    """(shared state, layers) in double precision after so many tasks of two classes were begun."""
     factory = norm_factory("adab2n", **options)
     layers = [factory(count, spatial=(2, 2)).double() for count in channels]
     shared = factory.shared.double()
-    for _ in range(tasks):
-        shared.begin_task()
+    for task in range(tasks):
+        shared.begin_task(n_classes=2 * (task + 1))
     return shared, layers
 
 
@@ -466,7 +466,7 @@ def test_the_penalty_has_a_gradient_to_psi(impl):
 def test_psi_starts_at_zero_for_every_layer_and_grows_with_tasks():
     shared, _ = ada_layers(2, 3, 4, tasks=0)
     for seen in range(1, 4):
-        [new] = shared.begin_task()
+        [new] = shared.begin_task(n_classes=2 * seen)
         assert len(shared.psi) == seen
         assert new is shared.psi[-1]
         assert torch.equal(new.detach(), torch.zeros(3, dtype=torch.float64))

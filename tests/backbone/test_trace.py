@@ -191,7 +191,7 @@ class ByProduct:
 
     def step(self, step) -> dict:
         while len(self.shared.psi) <= step["task"]:
-            self.shared.begin_task()
+            self.shared.begin_task(n_classes=0)
         factor = self.shared.penalty_weight(step["task"], step["replayed"])
         outputs, loss, penalty = [], 0.0, torch.zeros(())
         for tasks, inputs in step["forwards"]:

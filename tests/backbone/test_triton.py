@@ -156,7 +156,7 @@ def inputs_of(case, seed: int = 0) -> dict[str, torch.Tensor]:
         "beta": normal(channels).to(small),
         "g_mu": normal(channels).to(small),
         "g_sigma2": normal(channels).to(small),
-        "same_task": (same / same.sum(1, keepdim=True)).to(small) if case["within"] else None,
+        "same_group": (same / same.sum(1, keepdim=True)).to(small) if case["within"] else None,
     }
 
 
@@ -164,7 +164,7 @@ def results_of(primitive, case, inputs) -> dict[str, torch.Tensor]:
     from backbone.norms.kernels.weighted import SampleWeights
 
     leaves = {name: inputs[name].detach().requires_grad_() for name in ("a", "weights", "gamma", "beta")}
-    by = SampleWeights(leaves["weights"], inputs["same_task"], case["balanced"])
+    by = SampleWeights(leaves["weights"], inputs["same_group"], case["balanced"])
     done = primitive(leaves["a"], by, leaves["gamma"], leaves["beta"], 1e-5)
     torch.autograd.backward([done.out, done.mu, done.sigma2], [inputs[name] for name in ("g", "g_mu", "g_sigma2")])
     gradients = {name: leaf.grad for name, leaf in leaves.items()}
@@ -323,7 +323,7 @@ def operations() -> dict:
     for name, case in TRAFFIC_EXAMPLES.items():
         inputs = inputs_of(case)
         leaves = {part: inputs[part].detach().requires_grad_() for part in ("a", "weights", "gamma", "beta")}
-        by = SampleWeights(leaves["weights"], inputs["same_task"], case["balanced"])
+        by = SampleWeights(leaves["weights"], inputs["same_group"], case["balanced"])
         with Noting(inputs["a"].numel()) as mode:
             done = by_triton(leaves["a"], by, leaves["gamma"], leaves["beta"], 1e-5)
             outputs, directions = [done.out, done.mu, done.sigma2], [inputs[k] for k in ("g", "g_mu", "g_sigma2")]

@@ -72,10 +72,10 @@ def leaves_of(a: torch.Tensor) -> list[torch.Tensor]:
 @both_variances
 @each_form
 def test_gradients_of_output_and_statistics_are_right(primitive, within, make):
-    same_task = averaging(TASKS) if within else None
+    same_group = averaging(TASKS) if within else None
 
     def of(a, weights, gamma, beta):
-        return primitive(a, SampleWeights(weights, same_task), gamma, beta, EPS)[:3]
+        return primitive(a, SampleWeights(weights, same_group), gamma, beta, EPS)[:3]
 
     leaves = leaves_of(make())
     assert torch.autograd.gradcheck(of, leaves, atol=1e-7, rtol=1e-6)
@@ -169,8 +169,8 @@ def results_of(primitive, case) -> dict[str, torch.Tensor]:
     if weights is not None:
         leaves["weights"] = weights.to(dtype)
     leaves = {name: leaf.requires_grad_() for name, leaf in leaves.items()}
-    same_task = averaging(case["tasks"]).to(dtype) if case["within"] else None
-    by = SampleWeights(leaves.get("weights"), same_task, case["balanced"])
+    same_group = averaging(case["tasks"]).to(dtype) if case["within"] else None
+    by = SampleWeights(leaves.get("weights"), same_group, case["balanced"])
     done = primitive(leaves["a"], by, leaves["gamma"], leaves["beta"], EPS)
     # Not at right angles to the output, or a gradient would be the small difference of large numbers.
     g = 0.5 + leaves["a"].detach() + 0.3 * drawn(*shape, seed=seed + 3, dtype=dtype)
@@ -266,11 +266,11 @@ def test_tasks_of_one_value_in_float32(shape):
 # --- rounding ----------------------------------------------------------------------------------------------------
 
 SOUND = {
-    "reference": lambda a, same_task: reference(a, UNIFORM, *affine_of(a), EPS),
-    "fused, mixture": lambda a, same_task: fused(a, UNIFORM, *affine_of(a), EPS),
-    "fused, within": lambda a, same_task: fused(a, SampleWeights(same_task=same_task), *affine_of(a), EPS),
-    "compiled, mixture": lambda a, same_task: compiled(a, UNIFORM, *affine_of(a), EPS),
-    "compiled, within": lambda a, same_task: compiled(a, SampleWeights(same_task=same_task), *affine_of(a), EPS),
+    "reference": lambda a, same_group: reference(a, UNIFORM, *affine_of(a), EPS),
+    "fused, mixture": lambda a, same_group: fused(a, UNIFORM, *affine_of(a), EPS),
+    "fused, within": lambda a, same_group: fused(a, SampleWeights(same_group=same_group), *affine_of(a), EPS),
+    "compiled, mixture": lambda a, same_group: compiled(a, UNIFORM, *affine_of(a), EPS),
+    "compiled, within": lambda a, same_group: compiled(a, SampleWeights(same_group=same_group), *affine_of(a), EPS),
 }
 
 
@@ -299,12 +299,12 @@ def test_variance_beside_a_large_mean(form, layout, shape):
     In some layouts the latter sums in float64 and is right to the last bit. The compiled mixture, which runs use,
     is held to the bound all the same; the others are granted three units of that bit.
     """
-    same_task = torch.full((shape[0], shape[0]), 1 / shape[0])
+    same_group = torch.full((shape[0], shape[0]), 1 / shape[0])
     errors, errors_of_torch = [], []
     for seed in range(5):
         a = (drawn(*shape, seed=seed) + 1e3).float().contiguous(memory_format=LAYOUTS[layout])
         exact = a.double().var((0, 2, 3), correction=0)
-        errors.append((SOUND[form](a, same_task).sigma2 - exact).abs().max().item())
+        errors.append((SOUND[form](a, same_group).sigma2 - exact).abs().max().item())
         errors_of_torch.append((variance_by_torch(a) - exact).abs().max().item())
     granted = 0 if form == "compiled, mixture" else 3 * torch.finfo(torch.float32).eps
     assert max(errors) <= max(2 * max(errors_of_torch), granted)
@@ -326,12 +326,12 @@ def test_variances_within_tasks_far_apart(layout):
 # --- half precision, layouts, and what autograd may ask for --------------------------------------------------------
 
 
-def with_gradients(primitive, a, weights, same_task, g) -> dict[str, torch.Tensor]:
+def with_gradients(primitive, a, weights, same_group, g) -> dict[str, torch.Tensor]:
     """Output and statistics, and the gradients of a loss through all of them by the name of the input."""
     gamma, beta = drawn(a.shape[1], seed=1).float() + 0.5, drawn(a.shape[1], seed=2).float()
     inputs = {"a": a, "weights": weights, "gamma": gamma, "beta": beta}
     leaves = {name: value.detach().requires_grad_() for name, value in inputs.items()}
-    by = SampleWeights(leaves["weights"], same_task)
+    by = SampleWeights(leaves["weights"], same_group)
     done = primitive(leaves["a"], by, leaves["gamma"], leaves["beta"], EPS)
     loss = (done.out * g).float().sum() + done.mu.sum() + done.sigma2.sum()
     gradients = torch.autograd.grad(loss, list(leaves.values()))
@@ -355,9 +355,9 @@ def autocast(primitive):
 def test_bfloat16_under_autocast(primitive, within, layout):
     """Only what has the size of the activation is rounded; statistics and small gradients stay float32."""
     a, g = (drawn(5, 3, 6, 6, seed=seed).bfloat16().contiguous(memory_format=LAYOUTS[layout]) for seed in (0, 3))
-    weights, same_task = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
-    expected = with_gradients(primitive, a.float(), weights, same_task, g.float())
-    found = with_gradients(autocast(primitive), a, weights, same_task, g)
+    weights, same_group = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
+    expected = with_gradients(primitive, a.float(), weights, same_group, g.float())
+    found = with_gradients(autocast(primitive), a, weights, same_group, g)
     assert found["out"].dtype == found["a"].dtype == torch.bfloat16
     for large in ("out", "a"):
         rounded = {large: found.pop(large).float()}
@@ -385,10 +385,10 @@ def test_input_that_is_not_contiguous(primitive, within, make):
     a = make()
     assert not a.is_contiguous()
     assert a.dim() < 4 or not a.is_contiguous(memory_format=torch.channels_last)
-    weights, same_task = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
+    weights, same_group = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
     g = drawn_float32(*a.shape)
-    found = with_gradients(primitive, a, weights, same_task, g)
-    assert_within(found, with_gradients(reference, a.contiguous(), weights, same_task, g), 1e-5)
+    found = with_gradients(primitive, a, weights, same_group, g)
+    assert_within(found, with_gradients(reference, a.contiguous(), weights, same_group, g), 1e-5)
 
 
 @both_variances
@@ -396,10 +396,10 @@ def test_input_that_is_not_contiguous(primitive, within, make):
 def test_activation_larger_than_the_cache(within, layout):
     """2.6 million elements, which are worked on in pieces."""
     a, g = (drawn_float32(5, 8, 256, 256).contiguous(memory_format=LAYOUTS[layout]) + shift for shift in (0.5, 1.0))
-    weights, same_task = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
+    weights, same_group = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
     for fast in FAST:
-        found = with_gradients(fast, a, weights, same_task, g)
-        assert_within(found, with_gradients(reference, a, weights, same_task, g), 1e-5)
+        found = with_gradients(fast, a, weights, same_group, g)
+        assert_within(found, with_gradients(reference, a, weights, same_group, g), 1e-5)
 
 
 @pytest.mark.parametrize("primitive", [reference, fused])
@@ -412,8 +412,8 @@ def test_nothing_is_left_on_the_cpu(primitive, within, layout):
         with FakeTensorMode():
             a = torch.empty(5, 3, 4, 6, device="cuda").contiguous(memory_format=LAYOUTS[layout])
             weights, gamma, beta = (torch.empty(size, device="cuda") for size in (5, 3, 3))
-            same_task = torch.empty(5, 5, device="cuda") if within else None
-            done = primitive(a, SampleWeights(weights, same_task), gamma, beta, EPS)
+            same_group = torch.empty(5, 5, device="cuda") if within else None
+            done = primitive(a, SampleWeights(weights, same_group), gamma, beta, EPS)
             return [(value.device.type, tuple(value.shape)) for value in (done.out, done.mu, done.sigma2)]
 
     # In a thread of its own, whose working space is not used by anything with numbers later on.
@@ -442,11 +442,11 @@ def test_scale_of_another_type_is_refused():
 @both_variances
 def test_two_forwards_before_one_backward(primitive, within):
     """Neither overwrites what the other keeps for the gradient."""
-    same_task = averaging(TASKS) if within else None
+    same_group = averaging(TASKS) if within else None
     batches = drawn(5, 2, 2, 3), 3 * drawn(5, 2, 2, 3, seed=7) - 1
 
     def loss_of(a, weights, gamma, beta):
-        done = primitive(a, SampleWeights(weights, same_task), gamma, beta, EPS)
+        done = primitive(a, SampleWeights(weights, same_group), gamma, beta, EPS)
         return (done.out.square() * drawn(*a.shape, seed=3)).sum() + (done.mu * done.sigma2).sum()
 
     alone = []
@@ -466,9 +466,9 @@ def test_two_forwards_before_one_backward(primitive, within):
 @both_variances
 def test_gradient_of_a_penalty_alone(primitive, within):
     """The output is not used: what reaches the activation is the derivative of mean and variance, nothing affine."""
-    same_task = averaging(TASKS) if within else None
+    same_group = averaging(TASKS) if within else None
     a, weights, gamma, beta = leaves_of(drawn(5, 2, 2, 3))
-    done = primitive(a, SampleWeights(weights, same_task), gamma, beta, EPS)
+    done = primitive(a, SampleWeights(weights, same_group), gamma, beta, EPS)
     (3 * done.mu.sum() + 2 * done.sigma2.sum()).backward()
     x, w = a.detach(), by_sample(torch.tensor(WEIGHTS, dtype=torch.float64), a)
     mean = x.mean((2, 3))

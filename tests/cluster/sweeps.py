@@ -7,6 +7,7 @@ from scripts.reproduce.presets import SMOKE
 from scripts.reproduce.runs import Run, Runs
 
 LONG = {"norm": "bn", "dataset": "seq-digits", "backbone": "mlp", "hidden": 8, "batch_size": 64, "n_epochs": 60}
+LONG |= {"num_threads": 1}
 
 
 def long_runs(folder: Path, count: int, **more) -> tuple[Runs, list[Run]]:

@@ -1,5 +1,6 @@
 """`--launcher ray` on a real local cluster of two nodes. `make test-ray` runs this."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from scripts.reproduce.launchers.ray import RayEngine
 from scripts.reproduce.sweep import sweep
 from tests.cluster.sweeps import long_runs, owner_of, under_way
 from tests.scripts.sweeps import Told, results_of, wait_for
+from utils.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = 80 * 2**20
@@ -53,7 +55,7 @@ def raylet_of(run) -> int:
 
 def swept(runs, wanted, cluster, disturb=None, retries: int = 2):
     engine, told = RayEngine(cluster.address, None, gpus=True, jobs_per_gpu=1), Told()
-    assert (engine.slots, engine.threads) == (2, 1)
+    assert engine.slots == 2
     thread = threading.Thread(target=disturb or (lambda: None))
     thread.start()
     outcome = sweep(wanted, runs, engine, retries=retries, display=told)
@@ -64,6 +66,8 @@ def swept(runs, wanted, cluster, disturb=None, retries: int = 2):
 def assert_as_expected(wanted, expected) -> None:
     assert {run.name: results_of(run) for run in wanted} == expected
     assert {run.log.read_text().count("record: ") for run in wanted} == {1}  # none was run to its end twice
+    conditions = [json.loads((run.folder / "record.json").read_text())["conditions"] for run in wanted]
+    assert all([one["num_threads"] for one in found] == [1] for found in conditions)
 
 
 def test_runs_use_both_nodes(cluster, expected, tmp_path):
@@ -122,6 +126,11 @@ def test_stopped_sweep_leaves_checkpoints_and_nobody_running(expected, tmp_path)
     assert process.returncode == 0, err
     assert "0 failed" in err.splitlines()[-1]
     assert len(list(tmp_path.glob("runs/*/record.json"))) == 6
+
+
+def test_more_threads_than_a_node_has_are_refused(cluster):
+    with pytest.raises(UsageError, match="--num_threads 2: the cluster's largest node has 1 CPUs"):
+        RayEngine(cluster.address, None, gpus=True, jobs_per_gpu=1, num_threads=2)
 
 
 def test_cluster_that_is_not_there_is_refused(tmp_path):

@@ -88,7 +88,7 @@ def expected(tmp_path_factory):
 
 
 def submit(wanted, folder, sbatch_args: str = "") -> tuple[str, Path]:
-    return slurm.submit(wanted, folder / "slurm", retries=1, at_once=None, gpus=False,
+    return slurm.submit(wanted, folder / "slurm", retries=1, at_once=None, gpus=False, num_threads=1,
                         sbatch_args=sbatch_args)  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import runner
+from conftest import goes_on, runner
 
 import utils.run.execution
 import utils.run.training
@@ -69,10 +69,10 @@ def killed(results: Path, *words: str) -> None:
         runner(results)(*words)
 
 
-def finished(results: Path, *words: str) -> dict:
-    """All that the command leaves, without its times."""
+def finished(results: Path, *words: str, resumed: int = 0) -> dict:
+    """All that the command leaves, without its times, if it goes on from that step."""
     ended = runner(results)(*words)
-    assert (ended.code, ended.stderr) == (0, "")
+    assert (ended.code, ended.stderr) == (0, goes_on(resumed) if resumed else "")
     return outcome(results)
 
 
@@ -80,6 +80,23 @@ def newest_state(results: Path) -> dict:
     (folder,) = results.glob("runs/*")
     payload = verified_payload(max(folder.glob("checkpoint-*.pt")))[1]
     return torch.load(io.BytesIO(payload), weights_only=True)
+
+
+class Kept:
+    """Checkpoints in memory, as plain data, for a `Training`."""
+
+    def __init__(self, every: int = 2):
+        self.every, self.last_step, self.states = every, 0, []
+
+    def due(self, step):
+        return step - self.last_step >= self.every
+
+    def save(self, step, state):
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        self.states.append((step, torch.load(file, weights_only=True)))
+        self.last_step = step
 
 
 def assert_same(found: dict, expected: dict) -> None:
@@ -98,7 +115,7 @@ def assert_a_cut_off_run_ends_the_same(folder: Path, *words: str, at: tuple[int,
         resumed = newest_state(folder / "killed")["cursor"]["step"]
         assert 0 < resumed <= step
     with watched_by(steps := Steps()):
-        found = finished(folder / "killed", *words)
+        found = finished(folder / "killed", *words, resumed=resumed)
     assert steps.done == list(range(resumed, expected["record"]["steps"]))
     assert_same(found, expected)
     return expected

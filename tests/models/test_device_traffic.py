@@ -93,7 +93,17 @@ def test_a_step_waits_for_nothing_and_copies_twice(model, norm):
     assert found.count == 2
 
 
-@pytest.mark.parametrize("options", [{"fidelity": "paper"}, {"replay_forward": "separate"}, {"optim_mom": 0.9}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fidelity": "paper"},
+        {"replay_forward": "separate"},
+        {"optim_mom": 0.9},
+        {"balance_groups": "class"},
+        {"balance_groups": "source"},
+        {"balance_groups": "none"},
+    ],
+)
 def test_switches_do_not_change_that(options):
     found = copies_of_a_step("derpp", "adab2n", **options)
     assert found.count == 2

@@ -423,7 +423,7 @@ def test_a_fitting_that_is_cut_off_is_repeated(tmp_path, norm):
     cursor = newest_state(tmp_path / "killed")["cursor"]
     assert (cursor["task"], cursor["step"], cursor["ended"]) == (1, 16, False)
     with counted(Gdumb, "_fit_epoch") as calls:
-        found = finished(tmp_path / "killed", *command)
+        found = finished(tmp_path / "killed", *command, resumed=16)
     assert [(task, epoch) for _, task, epoch in calls] == [(t, e) for t in range(1, 5) for e in range(4)]
     assert_same(found, expected)
 
@@ -437,6 +437,6 @@ def test_a_fitting_that_is_over_is_not_repeated(tmp_path):
     cursor = newest_state(tmp_path / "killed")["cursor"]
     assert (cursor["task"], cursor["step"], cursor["ended"]) == (1, 16, True)
     with counted(Gdumb, "_fit_epoch") as calls:
-        found = finished(tmp_path / "killed", *command)
+        found = finished(tmp_path / "killed", *command, resumed=16)
     assert [(task, epoch) for _, task, epoch in calls] == [(t, e) for t in range(2, 5) for e in range(4)]
     assert_same(found, expected)

@@ -301,7 +301,7 @@ class Steps(Observer):
                 batches=list(step.batches),
                 numbers=sample_numbers(batch.images),
                 tasks=batch.tasks.tolist(),
-                weights=norms.task_weights,
+                weights=norms.group_weights,
                 penalty=None if norms.penalty is None else norms.penalty.item(),
                 losses={name: value.item() for name, value in step.losses.items()},
                 loss=step.loss.item(),
@@ -413,7 +413,7 @@ def test_an_end_of_a_task_that_is_cut_off_is_repeated(tmp_path, norm, owner, nam
     assert (state["cursor"]["task"], state["cursor"]["ended"]) == (1, False)
     assert set(state["buffer"]["labels"].tolist()) == {0, 1}
     with counted(Icarl, "end_task") as calls:
-        found = finished(tmp_path / "killed", *command)
+        found = finished(tmp_path / "killed", *command, resumed=state["cursor"]["step"])
     assert [task for _, task, _ in calls] == [1, 2, 3, 4]
     assert_same(found, expected)
 
@@ -425,6 +425,6 @@ def test_an_end_of_a_task_that_is_over_is_not_repeated(tmp_path):
     with killed_in(utils.run.training, "accuracies", 3):
         killed(tmp_path / "killed", *command)
     with counted(Icarl, "end_task") as calls:
-        found = finished(tmp_path / "killed", *command)
+        found = finished(tmp_path / "killed", *command, resumed=17)
     assert [task for _, task, _ in calls] == [2, 3, 4]
     assert_same(found, expected)

@@ -37,8 +37,8 @@ class RecordingNet:
     def __init__(self):
         self.calls = []
 
-    def output(self, x, tasks=None, *, penalized=False):
-        self.calls.append((len(x), None if tasks is None else tasks.tolist(), penalized))
+    def output(self, x, groups=None, *, penalized=False):
+        self.calls.append((len(x), None if groups is None else groups.tolist(), penalized))
         first = x[:, 0, 0, :1]
         return Output(first, first + 50, (first + 100, first + 200), Normalization(layers=(len(self.calls),)))
 
@@ -51,12 +51,12 @@ def method_of(norm: str, joint: bool) -> Method:
     config = run_config("derpp", norm=norm, backbone="resnet18", dtype="float64", replay_forward=WAYS[joint])
     net, method = build_run(config, make_stream(make_spec(image_shape=(3, 16, 16))))
     for _ in SIZES:
-        net.begin_task()
+        net.begin_task(n_classes=4)
     return method
 
 
 def forward(method: Method, batches: dict[str, Batch]) -> dict[str, Output]:
-    return method.forward(batches, replayed=len(batches) > 1, penalized=False)
+    return method.forward(batches, 0, replayed=len(batches) > 1, penalized=False)
 
 
 def joint_and_separate(norm: str):
@@ -91,7 +91,7 @@ def test_with_batch_statistics_they_differ(norm):
 )
 def test_batches_are_split_in_their_order(joint, calls, replayed, penalized):
     batches, method = random_batches(), recording_method(joint)
-    outputs = method.forward(batches, replayed=replayed, penalized=penalized)
+    outputs = method.forward(batches, 0, replayed=replayed, penalized=penalized)
     assert method.net.calls == [(*call, penalized) for call in calls]
     assert list(outputs) == list(batches)
     for number, (name, batch) in enumerate(batches.items(), start=1):
@@ -109,7 +109,7 @@ def test_batches_are_split_in_their_order(joint, calls, replayed, penalized):
 @pytest.mark.parametrize("joint", [True, False])
 def test_a_batch_alone_has_plain_batch_statistics(joint, penalized):
     method = recording_method(joint)
-    outputs = method.forward(random_batches({"current": 5}), replayed=False, penalized=penalized)
+    outputs = method.forward(random_batches({"current": 5}), 0, replayed=False, penalized=penalized)
     assert method.net.calls == [(5, None, penalized)]
     assert list(outputs) == ["current"]
 
@@ -145,4 +145,4 @@ def test_samples_of_a_task_that_has_not_begun_are_refused():
     _, method = build_run(run_config("er", "adab2n"), stream)
     method.grow()
     with pytest.raises(ValueError, match="task 1, which has not begun"):
-        method.forward({"current": random_batches()["logits"]}, replayed=True, penalized=False)
+        method.forward({"current": random_batches()["logits"]}, 0, replayed=True, penalized=False)

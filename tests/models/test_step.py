@@ -1,13 +1,12 @@
 """A step as a value, and the contract of a method: what is called when, and what a resumed run calls again."""
 
-import io
-
 import pytest
 import torch
 from torch.nn import functional as F
 
 from models.method import Method
 from tests.helpers import build_run, make_spec, make_stream, run_config
+from tests.models.cut_off import Kept
 from utils.config.registry import MODELS
 from utils.data.buffer import Buffer, Replaced
 from utils.errors import RunFailed
@@ -72,18 +71,18 @@ def test_the_parts_of_the_loss_add_up_to_it():
 
 @pytest.mark.parametrize(("way", "forwards"), [("joint", 1), ("separate", 3)])
 def test_a_step_says_what_the_norms_did(way, forwards):
-    found = steps_of("derpp", "adab2n", replay_forward=way)
+    found = steps_of("derpp", "adab2n", replay_forward=way, lambd=0.5)
     first, later = found[0]["norms"], found[6]["norms"]
     assert len(first) == 1
-    assert first[0].task_weights is None  # plain batch statistics while nothing is replayed
+    assert first[0].group_weights is None  # plain batch statistics while nothing is replayed
     assert first[0].penalty is None
     assert len(later) == forwards
     for norms in later:
         assert norms.layers == (0, 1)
         assert [len(mean) for mean in norms.means] == [len(var) for var in norms.variances] == [8, 8]
-        assert norms.task_weights.shape == (3, 2)
-        assert (norms.task_weights.sum(0) - 1).abs().max() < 1e-6
-    assert sum(norms.penalty.item() for norms in later) == pytest.approx(found[6]["losses"]["penalty"], rel=1e-5)
+        assert norms.group_weights.shape == (3, 2)
+        assert (norms.group_weights.sum(0) - 1).abs().max() < 1e-6
+    assert 0.5 * sum(norms.penalty.item() for norms in later) == pytest.approx(found[6]["losses"]["penalty"], rel=1e-5)
 
 
 def test_norms_that_report_nothing_leave_it_empty():
@@ -162,23 +161,6 @@ class Everything(Method):
     def load_state_dict(self, state):
         self.bias, self.told = state["bias"], state["told"]
         self.own.data.copy_(state["own"])
-
-
-class Kept:
-    """Checkpoints in memory, as plain data."""
-
-    def __init__(self, every: int = 2):
-        self.every, self.last_step, self.states = every, 0, []
-
-    def due(self, step):
-        return step - self.last_step >= self.every
-
-    def save(self, step, state):
-        file = io.BytesIO()
-        torch.save(state, file)
-        file.seek(0)
-        self.states.append((step, torch.load(file, weights_only=True)))
-        self.last_step = step
 
 
 def everything(norm: str, fails_at_end_of=None) -> Training:

@@ -1,22 +1,34 @@
 """Made-up records of finished runs, for tests of what is built on them."""
 
-import json
-
 from scripts.reproduce.runs import Run
 from utils.config.arguments import resolve
-from utils.run.records import NUMERICS_VERSION, commit, plain
+from utils.errors import DataMissing
+from utils.files import write_json
+from utils.run.build import ABSENT, Data
+from utils.run.identity import run_identity
+from utils.run.records import commit, plain, seal_of
+from utils.run.sources import sources_of
+
+
+def spec_of(config):
+    try:
+        return Data(config).spec
+    except DataMissing:
+        return Data(config, ABSENT).spec
 
 
 def finish(run: Run, class_il: float, task_il: float = 0.0, **changes) -> None:
     """The record of a run that reached these accuracies; `changes` replace its entries."""
     metrics = {name: {"metrics": {"faa": value, "forgetting_as_published": 1.0}}
                for name, value in {"class_il": class_il, "task_il": task_il}.items()}  # fmt: skip
+    config = resolve(run.known_options)
     record = {
-        "run": run.name, "status": "finished", "results": metrics, "config": plain(resolve(run.known_options)),
-        "steps": run.steps,
-        "seconds": 10.0, "wall_seconds": 12.0, "thread_counts": [1],
-        "identity": {"numerics_version": NUMERICS_VERSION},
+        "run": run.name, "status": "finished", "date": "2026-01-01T00:00:00+00:00", "attempt": 1,
+        "results": metrics, "config": plain(config), "steps": run.steps, "seconds": 10.0, "wall_seconds": 12.0,
+        "conditions": [{"num_threads": 1, "device": "cpu", "torch": "2", "norm_impl": "torch"}],
+        "identity": run_identity(config, spec_of(config)), "sources": sources_of(config),
         "environment": {"commit": commit(), "device_type": "cpu"},
     }  # fmt: skip
     run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / "record.json").write_text(json.dumps(record | changes))
+    record |= changes
+    write_json(run.folder / "record.json", record | {"seal": seal_of(record)})

@@ -88,7 +88,7 @@ def test_command_of_a_run_is_what_main_takes():
     run = Runs(PAPER, "elsewhere", "data").of(Experiment("derpp", "adab2n", "miniimg", 2000), 1, kappa=0.4)
     expected = (
         "--model derpp --norm adab2n --dataset seq-miniimg --buffer_size 2000 --kappa 0.4 --seed 1 "
-        "--base_path data --results_path elsewhere"
+        "--base_path data --results_path elsewhere --num_threads 1"
     )
     assert " ".join(run.command()) == expected
     assert Runs(PAPER).run_with(parse(run.command())).name == run.name

@@ -1,6 +1,7 @@
 """Sweeps: nothing repeated, nothing lost, whatever is killed; failures are tried again and reported."""
 
 import csv
+import errno
 import json
 import os
 import shlex
@@ -13,19 +14,22 @@ from pathlib import Path
 
 import pytest
 
+from scripts.reproduce import commands
+from scripts.reproduce.__main__ import main as reproduce_main
 from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
 from scripts.reproduce.plans import PLANS
 from scripts.reproduce.presets import SMOKE
 from scripts.reproduce.runs import DONE, FAILED, Run, Runs
 from scripts.reproduce.selection import Selection, needed
-from scripts.reproduce.sweep import sweep
+from scripts.reproduce.sweep import Outcome, sweep
+from scripts.reproduce.worker import Worker
 from tests.scripts.records import finish
 from tests.scripts.sweeps import Told, results_of, wait_for
 from utils.errors import UsageError
 from utils.files import OwnedLock
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = {"norm": "bn", "dataset": "seq-digits", "backbone": "mlp", "hidden": 8, "batch_size": 64}
+TINY = {"norm": "bn", "dataset": "seq-digits", "backbone": "mlp", "hidden": 8, "batch_size": 64, "num_threads": 1}
 
 
 def tiny_runs(folder, **more) -> tuple[Runs, list[Run]]:
@@ -214,19 +218,25 @@ def test_interrupted_sweep_stops_its_runs_after_a_checkpoint(tmp_path):
     [
         (["run", "tabel2"], "unknown table or figure 'tabel2'; did you mean table2 or"),
         (["run", "table7"], "table7 is not yet available: it needs the share of the current task as a knob"),
-        (["run", "all", "--seeds", "0,00"], "--seeds must be different whole numbers such as 0,1,2; got '0,00'"),
+        (
+            ["run", "all", "--seeds", "0,00"],
+            "--seeds must be different whole numbers such as 0,1,2",
+        ),
         (["run", "all", "--kappa", "5"], "argument --kappa: must be a number from 0 to 1, got '5'"),
         (["run", "all", "--detach"], "--detach is for --launcher slurm, not local"),
         (["run", "all", "--launcher", "slurm", "--sbatch_args", '"'], "--sbatch_args '\"': No closing quotation"),
-        (["report", "--output", "/dev/null/x"], "cannot write to /dev/null/x: Not a directory; set --output"),
-        (["run", "all", "--seeds", "0,x"], "--seeds must be different whole numbers such as 0,1,2; got '0,x'"),
+        (["report", "--output", "/dev/null/x"], "argument --output: must be a folder, got '/dev/null/x'"),
+        (
+            ["run", "all", "--seeds", "0,x"],
+            "--seeds must be different whole numbers such as 0,1,2",
+        ),
         (["run", "all", "--preset", "cpu"], "--preset cpu needs --base_path, a folder of images"),
         (["run", "all", "--select", "test", "--kappa", "1"], "--kappa and --lambd are for --select fixed"),
-        (["run", "all", "--workers", "0"], "argument --workers: must be a whole number from 1 on, got '0'"),
+        (["run", "all", "--workers", "0"], "argument --workers: must be a whole number from 1 to 10000, got '0'"),
         (["run", "all", "--also", "bmt"], "unknown norm 'bmt'"),
         (["run", "all", "--gpus", "7"], "--gpus 7: this machine has no GPU 7"),
         (["show"], "argument command: invalid choice: 'show'"),
-        (["work", "nothing.json", "0"], "cannot read the manifest nothing.json"),
+        (["work", "nothing.json", "0"], "nothing.json is no manifest of this program, or damaged"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -274,7 +284,95 @@ def test_unreadable_record_disturbs_nobody(tmp_path):
     outcome = sweep([run, other], runs, LocalEngine(2, [], 1), retries=0, display=Told())
     assert outcome.failed == {run.name: "exit code 2"}
     assert outcome.done == [other.name]
-    assert "delete it, or --rerun" in run.log.read_text()
+    assert "cannot be trusted: it is damaged, or of an older version of this project; --rerun" in run.log.read_text()
+
+
+# --- a full disk ------------------------------------------------------------------------------------------------------
+
+
+class Instant:
+    """An engine whose runs are finished as they start, but for one, which nothing can be written for."""
+
+    slots = 2
+
+    def __init__(self, unlucky=None, error=None):
+        self.unlucky, self.error, self.started, self.ended = unlucky, error, [], []
+
+    def start(self, run):
+        self.started.append(run.name)
+        if run == self.unlucky and self.error:
+            raise self.error
+        if run != self.unlucky:
+            finish(run, class_il=50.0)
+        self.ended.append((run.name, int(run == self.unlucky)))
+
+    def finished(self, timeout):
+        ended, self.ended = self.ended, []
+        return ended
+
+
+NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(NO_ROOM, "[Errno 28] No space left on device"), (EOFError("unexpected EOF"), "unexpected EOF")],
+)
+def test_run_that_cannot_be_started_does_not_keep_the_others_from_it(tmp_path, error, reason):
+    runs, [first, *others] = tiny_runs(tmp_path)
+    engine, told = Instant(first, error), Told()
+    outcome = sweep([first, *others], runs, engine, retries=1, display=told)
+    assert outcome.failed == {first.name: f"cannot be started: {reason}"}
+    assert sorted(outcome.done) == sorted(run.name for run in others)
+    assert outcome.exit_code == 1
+    assert engine.started.count(first.name) == 2
+    assert any(line.startswith(f"failed {first.name} cannot be started: {reason}") for line in told.lines)
+
+
+def test_failure_that_cannot_be_written_down_is_still_told(tmp_path):
+    runs, [first, *others] = tiny_runs(tmp_path)
+    engine, told = Instant(first), Told()
+    start = engine.start
+    engine.start = lambda run: start(run) or (run == first and first.failure.mkdir(parents=True))  # in the way
+    outcome = sweep([first, *others], runs, engine, retries=0, display=told)
+    assert (outcome.failed, len(outcome.done)) == ({first.name: "exit code 1"}, 3)
+    assert any("`status` will not know that it failed: cannot write" in line for line in told.lines)
+
+
+def test_place_of_a_run_that_cannot_be_started_is_free_again(tmp_path):
+    _, [blocked, free, *_] = tiny_runs(tmp_path)
+    blocked.folder.parent.mkdir(parents=True)
+    blocked.folder.touch()
+    engine = LocalEngine(1, [], 1)
+    with pytest.raises(FileExistsError):
+        engine.start(blocked)
+    engine.start(free)
+    assert wait_for(lambda: engine.finished(timeout=1.0)) == [(free.name, 0)]
+
+
+def test_run_goes_on_when_its_log_finds_no_room(tmp_path):
+    _, [run, *_] = tiny_runs(tmp_path)
+    worker = Worker()
+    worker.start(run.name, run.command(), Path("/dev/full"), {})
+    assert wait_for(lambda: worker.finished(timeout=1.0)) == [(run.name, 0)]
+    assert results_of(run)
+
+
+@pytest.mark.parametrize(("number", "goes_on"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EROFS, False)])
+def test_only_a_full_disk_lets_a_sweep_go_on_unremembered(tmp_path, monkeypatch, capsys, number, goes_on):
+    def refusing(*_):
+        raise OSError(number, os.strerror(number))
+
+    launched = []
+    monkeypatch.setattr(commands, "write_json", refusing)
+    monkeypatch.setattr(commands, "launch", lambda wanted, *_: launched.extend(wanted) or Outcome(failed={"a": "b"}))
+    code = reproduce_main(["run", "table8", "--preset", "smoke", "--results_path", str(tmp_path)])
+    assert (code, len(launched)) == ((1, 6) if goes_on else (2, 0))
+    line = capsys.readouterr().err.splitlines()[2]
+    assert line.startswith(
+        f"warning: cannot write {tmp_path}/reproduce.json: " if goes_on else "error: cannot write to"
+    )
+    assert os.strerror(number) in line
 
 
 def test_launcher_that_fails_leaves_nobody_behind(tmp_path):
@@ -299,10 +397,11 @@ def test_masked_gpus_keep_their_own_numbers(monkeypatch):
     assert visible_gpus(None) == ["0", "1"]
 
 
-def test_gpus_are_shared_and_threads_divided():
+def test_gpus_are_shared_and_cores_by_the_threads_of_a_run():
     engine = LocalEngine(None, ["0", "3"], 2)
     assert (engine.slots, engine.free) == (4, ["0", "3", "0", "3"])
-    assert LocalEngine(2, [], 1).threads == max(1, len(os.sched_getaffinity(0)) // 2)
+    cores = len(os.sched_getaffinity(0))
+    assert (LocalEngine(None, [], 1).slots, LocalEngine(None, [], 1, 2).slots) == (cores, max(1, cores // 2))
     with pytest.raises(UsageError, match="--workers 8: the GPUs have room for 4"):
         LocalEngine(8, ["0", "3"], 2)
 

@@ -1,6 +1,10 @@
-"""Devices, how small arrays travel to them, and what a command knows of its cost before it starts."""
+"""Devices, how small arrays travel to them, how threads wait, and what a command knows of its cost before it starts."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +12,11 @@ import torch
 from helpers import CPU
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import utils.device
 import utils.run.estimate
 from datasets.seq_digits import SeqDigits
 from utils.config.arguments import resolve
-from utils.device import pick_device, send_together, set_up_device, to_device
+from utils.device import memory_of, pick_device, send_together, set_up_device, to_device
 from utils.errors import UsageError
 from utils.run.build import Data
 from utils.run.estimate import memory_estimate
@@ -21,6 +26,18 @@ DIGITS = ["--dataset", "seq-digits", "--num_filters", "2"]
 
 def config_of(**flags):
     return resolve({"model": "sgd", "dataset": "seq-digits"} | flags)
+
+
+# --- how much memory ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "counts"), [("4096\n", True), ("max\n", False), (f"{2**70}", False), (None, False)])
+def test_memory_is_that_of_the_machine_or_what_a_container_leaves_of_it(tmp_path, monkeypatch, limit, counts):
+    if limit is not None:
+        (tmp_path / "limit").write_text(limit)
+    monkeypatch.setattr(utils.device, "CONTAINER_LIMIT", tmp_path / "limit")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert memory_of(CPU) == (4096 if counts else machine)
 
 
 # --- which device ---------------------------------------------------------------------------------------------
@@ -181,7 +198,7 @@ def test_dry_run_counts_other_memory_exactly():
     config = resolve({"model": "er", "dataset": "seq-cifar10", "num_filters": 4, "device": "cpu", "buffer_size": 500})
     memory = memory_estimate(config, Data(config).spec)
     assert memory["data"] == 60_000 * 3072
-    assert memory["buffer"] == 500 * 3072
+    assert memory["buffer"] == 500 * (3072 + 4 * 8)  # label and task are on the host too
 
 
 # --- a whole command ------------------------------------------------------------------------------------------
@@ -228,3 +245,48 @@ def test_option_that_nobody_has_is_bad_usage():
     assert "\n" not in str(caught.value)
     with pytest.raises(UsageError, match="no option 'xyzzy'"):
         config_of(xyzzy=3)
+
+
+# --- how threads wait -----------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+OF_THE_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+RUN_OF_A_SWEEP = """
+import sys
+from pathlib import Path
+from scripts.reproduce.worker import Worker
+
+worker = Worker()
+worker.start("a run", ["--list"], Path(sys.argv[1]), {})
+assert worker.finished(60) == [("a run", 0)]
+"""
+
+
+def spins(*words: str, **environment: str) -> list[str]:
+    """How often threads look before they sleep, as libgomp says when a new process loads it."""
+    kept = {name: value for name, value in os.environ.items() if name not in OF_THE_USER}
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=kept | {"OMP_DISPLAY_ENV": "verbose"} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
+
+
+def test_threads_of_a_command_do_not_wait_for_long():
+    assert spins("main.py", "--list") == ["1000"]
+    assert spins("-c", "import torch") == ["300000"]  # unless told
+
+
+def test_threads_of_a_sweeps_run_do_not_wait_for_long(tmp_path):
+    assert spins("-c", RUN_OF_A_SWEEP, str(tmp_path / "log")) == ["1000"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"), [("GOMP_SPINCOUNT", "7", "7"), ("OMP_WAIT_POLICY", "passive", "0")]
+)
+def test_how_the_user_has_threads_wait_counts(name, value, found):
+    assert spins("main.py", "--list", **{name: value}) == [found]

@@ -6,6 +6,8 @@ drawing never wait for a device; labels and tasks are mirrored on the host for t
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -152,6 +154,12 @@ class Buffer:
         if logits_dtype is not None:
             self.logits = torch.zeros((size, spec.n_classes), dtype=logits_dtype, device=device)
         self._filled = self.policy.filled()
+
+    @staticmethod
+    def bytes_of_one(spec: StreamSpec, logits_dtype=None) -> int:
+        """Image, label and task, the latter on the host too, and logits."""
+        logits = 0 if logits_dtype is None else spec.n_classes * logits_dtype.itemsize
+        return math.prod(spec.image_shape) + 4 * torch.int64.itemsize + logits
 
     def __len__(self) -> int:
         return self._filled if isinstance(self._filled, int) else len(self._filled)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -11,8 +10,8 @@ from utils.config.arguments import Config
 from utils.config.registry import MODELS
 from utils.data.stream import StreamSpec
 from utils.device import pick_device
-from utils.run.build import build_network
-from utils.run.records import RunFolder
+from utils.run.build import buffer_bytes, build_network, epoch_sizes
+from utils.run.folder import RunFolder
 from utils.run.training import total_steps
 
 MEGABYTE = 1e6
@@ -20,7 +19,7 @@ MEGABYTE = 1e6
 
 def dry_run_report(config: Config, spec: StreamSpec, folder: RunFolder) -> str:
     lines = [f"  {name} = {_shown(value)}" for name, value in sorted(config.values().items())]
-    sizes = steps_are_counted_by(config, spec)
+    sizes = epoch_sizes(config, spec)
     memory = memory_estimate(config, spec)
     parts = ", ".join(f"{name} {size / MEGABYTE:.1f}" for name, size in memory.items())
     status = "finished" if folder.finished_record() else "not finished"
@@ -33,12 +32,6 @@ def dry_run_report(config: Config, spec: StreamSpec, folder: RunFolder) -> str:
             f"memory: about {sum(memory.values()) / MEGABYTE:.0f} MB ({parts})",
         ]
     )
-
-
-def steps_are_counted_by(config: Config, spec: StreamSpec) -> Sequence[int]:
-    """Samples in an epoch of every task that is trained."""
-    model = MODELS.get(config.model).build
-    return model.epoch_sizes(config, spec, [sum(spec.train_sizes)] if model.joint_training else spec.train_sizes)
 
 
 def _shown(value) -> str:
@@ -57,7 +50,7 @@ def memory_estimate(config: Config, spec: StreamSpec) -> dict[str, float]:
     samples = config.batch_size + len(MODELS.get(config.model).build.draw_names) * getattr(config, "minibatch_size", 0)
     return {
         "data": image * images,
-        "buffer": image * getattr(config, "buffer_size", 0),
+        "buffer": buffer_bytes(config, spec),
         "network and gradients": 2 * weights,
         "activations": samples * _activation_bytes(net, spec, config),
     }

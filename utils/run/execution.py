@@ -6,12 +6,10 @@ import sys
 import traceback
 from typing import Any
 
-import torch
-
 from utils.errors import RunFailed, UsageError
-from utils.run.checkpoints import Checkpoints
+from utils.run.folder import RunFolder
 from utils.run.observers import build_observers
-from utils.run.records import RunFolder, make_record, run_identity
+from utils.run.records import conditions
 from utils.run.saved_model import save_model
 from utils.run.signals import Interrupted
 from utils.run.training import Training
@@ -20,29 +18,32 @@ from utils.run.training import Training
 def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     """Train from the last checkpoint or from the start; returns the record, finished or failed."""
     config, spec = training.config, training.stream.spec
-    checkpoints = Checkpoints(folder.path, run_identity(config, spec), config.checkpoint_every)
-    if config.rerun:
-        checkpoints.remove()
-    state = checkpoints.load()
     try:
-        folder.begin(config)
+        state = folder.begin()
     except OSError as error:
         raise RunFailed(f"cannot write to {folder.path}: {error.strerror}; make room and try again") from error
-    threads = [torch.get_num_threads()] if state is None else _noted_threads(state["thread_counts"])
-    training.checkpoints, training.thread_counts = checkpoints, threads
+    training.checkpoints = folder.checkpoints
+    training.conditions = _noted(conditions(training.method.net), state["conditions"] if state else [])
     training.observers = build_observers(config, len(training.stream.train_sizes), folder, fresh=state is None)
     status, outcome = _attempt(training, state)
-    if status == "finished" and config.save_model:
-        try:
-            save_model(folder.model_path, training.method)
-        except OSError as error:
-            status, outcome = "failed", {"reason": f"cannot write {folder.model_path}: {error.strerror}; make room"}
-    record = make_record(folder, config, spec, status, outcome | {"thread_counts": threads})
     if status == "finished":
-        checkpoints.remove()
+        status, outcome = _with_model(training, folder, outcome)
+    record = folder.end(status, outcome | {"conditions": training.conditions}, spec)
     for observer in training.observers:
         observer.on_end(record)
     return record
+
+
+def _with_model(training: Training, folder: RunFolder, outcome: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    try:
+        if training.config.save_model:
+            save_model(folder.model_path, training.method)
+        elif folder.model_path.exists():
+            print(f"note: {folder.model_path} was of an earlier attempt and is removed", file=sys.stderr)
+            folder.model_path.unlink()
+    except OSError as error:
+        return "failed", {"reason": f"cannot write {folder.model_path}: {error.strerror}; make room"}
+    return "finished", outcome
 
 
 def _attempt(training: Training, state: dict | None) -> tuple[str, dict[str, Any]]:
@@ -61,13 +62,17 @@ def _attempt(training: Training, state: dict | None) -> tuple[str, dict[str, Any
         return "failed", {"reason": reason, "traceback": traceback.format_exc()}
 
 
-def _noted_threads(before: list[int]) -> list[int]:
-    now = torch.get_num_threads()
+def _noted(now: dict[str, Any], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All conditions that a run has been under; a change of them is said."""
     if now in before:
         return before
-    print(
-        f"warning: resuming with {now} threads a run that had {', '.join(map(str, before))}: "
-        "results may differ in the last bits; --num_threads keeps the count",
-        file=sys.stderr,
-    )
+    if before:
+        differing = ", ".join(
+            f"{name} {now[name]} instead of {old}" for name, old in before[-1].items() if now[name] != old
+        )
+        print(
+            f"warning: goes on with {differing}: rounding differs from here on, which training amplifies to other "
+            "accuracies, as another seed would",
+            file=sys.stderr,
+        )
     return [*before, now]

@@ -7,13 +7,16 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from utils.config.arguments import Config
+from utils.errors import UsageError
 from utils.files import write_json
 from utils.packages import needed
-from utils.run.records import RunFolder
+from utils.run.folder import RunFolder
+from utils.run.signals import Interrupted
 from utils.step import Step
 
 
@@ -81,7 +84,12 @@ class JsonLines(Observer):
         self.started = time.monotonic()
 
     def on_start(self, total_steps, done_steps):
-        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (held open for the whole run)
+        self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115 (held open for the whole run)
+        found = self.file.seek(0, os.SEEK_END)
+        if found < self.position:
+            print(f"warning: {self.path} has lost lines since the checkpoint; it goes on without them", file=sys.stderr)
+            self.file.seek(0)
+            self.position = self.file.read().rfind(b"\n") + 1
         self.file.truncate(self.position)
 
     def _write(self, kind: str, event: dict[str, Any]) -> None:
@@ -96,10 +104,11 @@ class JsonLines(Observer):
         self.position += len(data)
 
     def state_dict(self):
-        return {"position": self.position}
+        return {"position": self.position, "seconds": time.monotonic() - self.started}
 
     def load_state_dict(self, state):
         self.position = state["position"]
+        self.started = time.monotonic() - state["seconds"]
 
     def on_log(self, event):
         self._write("log", event)
@@ -116,35 +125,71 @@ class WandbRun(Observer):
     """Weights & Biases. The run's id comes from its hash, so the same command continues the same page.
 
     A resumed run repeats the steps since its checkpoint with the same values; a marker beside the log remembers
-    how far this page has come, and those steps are not sent twice.
+    how far this page has come, and those steps are not sent twice. Once a page has begun, nothing that befalls it ends
+    the run.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], *, fresh: bool):
         wandb = needed("wandb", "--wandb_project")
         self.marker = folder / "wandb.json"
-        known = self.marker.exists()
-        state = json.loads(self.marker.read_text()) if known else {"attempt": 0}
-        if fresh or not known:
-            state = {"attempt": state["attempt"] + 1, "last": [-1, 0]}
-        self.state = state
+        state = self._marked()
+        if fresh or state is None:
+            state = {"attempt": (state["attempt"] if state else 0) + 1, "last": [-1, 0]}
+        self.state, self.lost = state, False
         name = folder.name
         suffix = "" if state["attempt"] == 1 else f"-{state['attempt']}"
-        self.run = wandb.init(
-            project=config["wandb_project"],
-            entity=config["wandb_entity"],
-            id=name.rsplit("-", 1)[-1] + suffix,
-            name=name,
-            notes=config["notes"],
-            config=config,
-            dir=os.fspath(folder),
-            resume="allow",
-        )
+        try:
+            self.run = wandb.init(
+                project=config["wandb_project"],
+                entity=config["wandb_entity"],
+                id=name.rsplit("-", 1)[-1] + suffix,
+                name=name,
+                notes=config["notes"],
+                config=config,
+                dir=os.fspath(folder),
+                resume="allow",
+            )
+        except Interrupted:
+            raise
+        except Exception as error:  # wandb's own, its settings' or the system's
+            raise UsageError(
+                f"--wandb_project: Weights & Biases does not start: {_in_one_line(error)}; log in with `wandb login`, "
+                "set WANDB_MODE=offline, or leave the flag out"
+            ) from error
+
+    def _marked(self) -> dict[str, Any] | None:
+        try:
+            state = json.loads(self.marker.read_bytes())
+            if [type(number) for number in (state["attempt"], *state["last"])] != [int] * 3:
+                raise ValueError
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            print(f"note: {self.marker} is damaged and does not count", file=sys.stderr)
+            return None
+        return state
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Interrupted:
+            raise
+        except Exception as error:
+            if not self.lost:
+                print(
+                    f"warning: Weights & Biases: {_in_one_line(error)}; the run goes on without it, "
+                    "and its log and record have everything",
+                    file=sys.stderr,
+                )
+            self.lost = True
 
     def _send(self, kind: int, values: dict[str, Any], step: int) -> None:
         place = [step, kind]  # an evaluation follows the last log line of its step
-        if place <= self.state["last"]:
-            return
-        self.run.log(values, step=step)
+        if place > self.state["last"] and not self.lost:
+            self._try(lambda: self._send_and_mark(values, place))
+
+    def _send_and_mark(self, values: dict[str, Any], place: list[int]) -> None:
+        self.run.log(values, step=place[0])
         self.state["last"] = place
         write_json(self.marker, self.state)
 
@@ -161,16 +206,23 @@ class WandbRun(Observer):
 
     def on_end(self, record):
         for setting, result in record.get("results", {}).items():
-            self.run.summary.update({f"{setting}/{name}": value for name, value in result["metrics"].items()})
-        self.run.finish(exit_code=0 if record["status"] == "finished" else 1)
+            summary = {f"{setting}/{name}": value for name, value in result["metrics"].items()}
+            self._try(lambda summary=summary: self.run.summary.update(summary))
+        self._try(lambda: self.run.finish(exit_code=0 if record["status"] == "finished" else 1))
 
     def on_stop(self):
-        self.run.finish(exit_code=1)
+        self._try(lambda: self.run.finish(exit_code=1))
+
+
+def _in_one_line(error: Exception) -> str:
+    """Without pydantic's address of its manual."""
+    lines = [line for line in str(error).splitlines() if "For further information" not in line]
+    return " ".join(" ".join(lines).split()).rstrip(".") or type(error).__name__
 
 
 def build_observers(config: Config, n_tasks: int, folder: RunFolder, *, fresh: bool) -> list[Observer]:
     """Which of them a run has, by its options."""
-    observers: list[Observer] = [JsonLines(folder.log_path)]
+    observers: list[Observer] = [JsonLines(folder.log_of_attempt)]
     if sys.stderr.isatty() and not config.non_verbose:
         observers.append(ProgressBar(n_tasks))
     if config.wandb_project:

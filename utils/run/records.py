@@ -1,121 +1,85 @@
-"""Run folders, identities and records: the same command is the same run."""
+"""Records: what a run leaves, sealed, so that a number is only believed where and as it was written."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import resource
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from utils.config.arguments import Config, identity_options
+from utils.config.arguments import Config
 from utils.data.stream import StreamSpec
-from utils.errors import RunFailed, UsageError
-from utils.files import HeldElsewhere, OwnedLock, write_json
 from utils.packages import version
+from utils.run.identity import run_hash
 
-# Raised when a fix changes results, so that older records are not taken for those of today's code.
-NUMERICS_VERSION = 2
 REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCES = ("main.py", *(f"{folder}/*.py" for folder in ("backbone", "models", "datasets", "utils", "scripts")))
 
 
-def run_identity(config: Config, spec: StreamSpec) -> dict[str, Any]:
-    identity = identity_options(config) | {"numerics_version": NUMERICS_VERSION}
-    return identity | ({"data": spec.fingerprint} if spec.fingerprint else {})
+class BadRecord(Exception):
+    """A record that is not what a run has written; the text says why."""
 
 
-def run_hash(identity: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+def seal_of(record: dict[str, Any]) -> str:
+    content = {name: value for name, value in record.items() if name != "seal"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-def run_name(config: Config, spec: StreamSpec) -> str:
-    """Readable first, exact last: derpp-adab2n-seq-cifar100-online-m2000-s0-<hash>."""
-    words = [config.model, config.norm, config.dataset, config.scenario]
-    if "buffer_size" in config.values():
-        words.append(f"m{config.buffer_size}")
-    return "-".join([*words, f"s{config.seed}", run_hash(run_identity(config, spec))])
+def read_record(path: Path) -> dict[str, Any] | None:
+    """The record of the run whose folder it lies in, as it was written; None if there is none."""
+    try:
+        record = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        sealed = record["seal"] == seal_of(record)
+        name, hash_ = record["run"], run_hash(record["identity"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise BadRecord(f"it cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise BadRecord("it is damaged, or of an older version of this project") from None
+    if not sealed:
+        raise BadRecord("its seal does not match: it has been changed, or damaged")
+    if name != path.parent.name or not name.endswith(f"-{hash_}"):
+        raise BadRecord(f"it is of another run, {name}")
+    return record
 
 
-class RunFolder:
-    """results/runs/<name>/ with config.json, metrics.jsonl, record.json and what else the run leaves."""
-
-    def __init__(self, config: Config, spec: StreamSpec):
-        self.name = run_name(config, spec)
-        self.path = Path(config.results_path) / "runs" / self.name
-        self.record_path = self.path / "record.json"
-        self.log_path = self.path / "metrics.jsonl"
-        self.model_path = self.path / "model.safetensors"
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """For this process alone; raises HeldElsewhere if another has it."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = OwnedLock(self.path)
-        except OSError as error:
-            raise UsageError(f"cannot write to {self.path}: {error.strerror}; set --results_path") from error
-        except HeldElsewhere as error:
-            raise HeldElsewhere(f"{self.name} is being run by {error}") from None
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def begin(self, config: Config) -> None:
-        """Say what runs here; the record of an earlier attempt no longer holds."""
-        write_json(self.path / "config.json", plain(config))
-        self.record_path.unlink(missing_ok=True)
-
-    def answer(self, config: Config) -> dict | None:
-        """The record, if the run is finished and nothing more is asked for."""
-        record = None if config.rerun else self.finished_record()
-        if record is not None and config.save_model and not self.model_path.exists():
-            raise UsageError("this run is finished, but its network was not kept: add --rerun to train and save it")
-        return record
-
-    def finished_record(self) -> dict | None:
-        return self.read(self.path)
-
-    @staticmethod
-    def read(folder: Path) -> dict | None:
-        """The record of a finished run; a failed one does not count."""
-        path = folder / "record.json"
-        try:
-            record = json.loads(path.read_text())
-            finished = record["status"] == "finished"
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"cannot read {path}: {error!r}; delete it, or --rerun") from error
-        return record if finished else None
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
-def make_record(folder: RunFolder, config: Config, spec: StreamSpec, status: str, outcome: dict[str, Any]) -> dict:
+def made_on(record: dict[str, Any]) -> str:
+    """When, and at which commit."""
+    name, _, changes = (record["environment"]["commit"] or "unknown").partition("+")
+    return f"on {record['date'][:16].replace('T', ' ')} UTC at commit {name[:12]}{'+' + changes if changes else ''}"
+
+
+def make_record(
+    name: str, identity: dict, sources: dict, config: Config, spec: StreamSpec, status: str, outcome: dict[str, Any]
+) -> dict:
     """Everything worth keeping of a run, as plain data. `outcome` holds results and times, or the reason of failure."""
     record = {
-        "run": folder.name,
+        "run": name,
         "status": status,
-        "identity": run_identity(config, spec),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "identity": identity,
         "config": plain(config),
         "data": {"n_tasks": spec.n_tasks, "n_classes": spec.n_classes, "image_shape": spec.image_shape,
                  "train_sizes": spec.train_sizes, "test_sizes": spec.test_sizes, "mean": spec.mean, "std": spec.std,
                  "reported_on": "validation split" if getattr(config, "validation", None) else "test set"},
         **outcome,
-        "environment": environment(config),
+        "environment": environment(),
+        "sources": sources,
     }  # fmt: skip
-    try:
-        write_json(folder.record_path, record)
-    except OSError as error:
-        if status == "finished":
-            raise RunFailed(f"cannot write {folder.record_path}: {error.strerror}") from error
-        record["reason"] += f" (and no room for a record: {error.strerror})"
-    return record
+    record = json.loads(json.dumps(record, allow_nan=False))  # as it will be read
+    return record | {"seal": seal_of(record)}
 
 
 def plain(config: Config) -> dict[str, Any]:
@@ -125,7 +89,22 @@ def plain(config: Config) -> dict[str, Any]:
     }
 
 
-def environment(config: Config) -> dict[str, Any]:
+def conditions(net: torch.nn.Module) -> dict[str, Any]:
+    """What rounding depends on, beside the command: a run keeps its bits under the same ones."""
+    device = next(net.parameters()).device
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({_instructions()})",
+        "num_threads": torch.get_num_threads(),
+        "norm_impl": net.norms.implementation(device),
+        "torch": str(torch.__version__),
+    }
+
+
+def _instructions() -> str:
+    return torch.backends.cpu.get_cpu_capability()
+
+
+def environment() -> dict[str, Any]:
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     return {
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
@@ -134,7 +113,7 @@ def environment(config: Config) -> dict[str, Any]:
         "peak_memory_mb": peak_memory_mb(),
         "peak_cuda_memory_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if cuda else None,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         **{name: version(name) for name in ("torchvision", "numpy")},
         "commit": commit(),
     }
@@ -151,15 +130,19 @@ def peak_memory_mb() -> float:
 
 
 def commit() -> str | None:
-    """The code's commit, marked where files differ from it; None outside a repository."""
+    """The code's commit, marked where the code differs from it; None if the checkout itself is no repository."""
+    # Variables of a hook or of another repository would have git answer for that one.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
     def git(*words: str) -> str:
         return subprocess.run(
-            ["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True, check=True, timeout=20
-        ).stdout.strip()
+            ["git", "-C", str(REPOSITORY), *words], env=own, capture_output=True, check=True, timeout=20
+        ).stdout.decode(errors="replace").strip()  # fmt: skip
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no")
+        if git("rev-parse", "--show-cdup"):  # the way up to a folder that happens to be one
+            return None
+        changed = git("status", "--porcelain", "--untracked-files=no") or git("ls-files", "--others", "--", *SOURCES)
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,7 +1,8 @@
 """SIGTERM and SIGINT end a run after a checkpoint; a second SIGINT quits at once.
 
 The handlers only note the signal while a step or a checkpoint is under way, and raise where nothing can be torn.
-They are installed even as process 1 of a container, where the default actions do not exist.
+They are installed even as process 1 of a container, where the default actions do not exist, and heard even if whoever
+started the process had blocked them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
         return self
 
     def __exit__(self, *_) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,13 +16,16 @@ from models.method import Method
 from utils.data.stream import Stream
 from utils.errors import TOO_FEW_VALUES, RunFailed
 from utils.run import metrics
-from utils.run.checkpoints import Checkpoints
 from utils.run.evaluation import accuracies
-from utils.run.observers import Observer
 from utils.run.signals import Signals
-from utils.step import Place, Step
+from utils.step import CURRENT, Batch, Place, Step
+
+if TYPE_CHECKING:
+    from utils.run.checkpoints import Checkpoints
+    from utils.run.observers import Observer
 
 DEBUG_BATCHES = 3
+LOOK_BACK = 5  # steps before a divergence that tell its cause
 
 
 @dataclass
@@ -90,14 +94,16 @@ class Training:
         self.signals = signals or Signals()
         self.cursor = Cursor()
         self.tasks_begun = 0
-        self.thread_counts = [torch.get_num_threads()]
+        self.conditions: list[dict] = []  # that the processes of this run have been under
         self.untrained: dict[str, list[float]] = {}
         self.rows: dict[str, list[list[float]]] = {}
         self.training_time, self.wall_time = Stopwatch(), Stopwatch()
         device = next(method.net.parameters()).device
         # Losses since the last log line stay on the device; reading them is the only wait of the loop.
         self.losses = torch.zeros(config.log_every, dtype=torch.float64, device=device)
+        self.penalties = torch.zeros_like(self.losses)  # the norms' part of them
         self.loss_steps: list[int] = []  # the steps that they belong to
+        self.before = self.losses.new_zeros(2, 0)  # both, of the last steps before that line
         self.unlogged = 0  # steps since the last log line
 
     # --- the run ----------------------------------------------------------------------------------------------
@@ -169,7 +175,7 @@ class Training:
         n_batches = batches_per_epoch(config, self.stream.train_sizes[cursor.task] + (len(joined) if joined else 0))
         batches = self.stream.batches(cursor.task, cursor.epoch, cursor.batch, joined)
         for batch in islice(batches, n_batches - cursor.batch):
-            step = method.step(batch, Place(cursor.task, cursor.step, cursor.epoch))
+            step = self._step(batch)
             self._note(step)
             cursor.batch += 1
             cursor.step += 1
@@ -183,9 +189,16 @@ class Training:
             if stop:
                 self.signals.check()
 
+    def _step(self, batch: Batch) -> Step:
+        cursor, method = self.cursor, self.method
+        place = Place(cursor.task, cursor.step, cursor.epoch)
+        return method.unless_single(len(batch), lambda: method.step(batch, place)) or Step(place, {CURRENT: batch})
+
     def _note(self, step: Step) -> None:
         if step.loss is not None:
             self.losses[len(self.loss_steps)] = step.loss.detach()
+            if "penalty" in step.losses:
+                self.penalties[len(self.loss_steps)] = step.losses["penalty"].detach()
             self.loss_steps.append(step.place.step)
         self.unlogged += 1
 
@@ -202,7 +215,7 @@ class Training:
         return {
             "cursor": asdict(self.cursor),
             "tasks_begun": self.tasks_begun,
-            "thread_counts": self.thread_counts,
+            "conditions": self.conditions,
             "net": dict(method.net.state_dict()),
             "frozen": [name for name, parameter in method.net.named_parameters() if not parameter.requires_grad],
             "optimizer": method.optimizer.state_dict(),
@@ -211,8 +224,11 @@ class Training:
             "untrained": self.untrained,
             "rows": self.rows,
             "losses": self.losses[: len(self.loss_steps)].tolist(),
+            "penalties": self.penalties[: len(self.loss_steps)].tolist(),
+            "before": self.before,
             "loss_steps": self.loss_steps,
             "unlogged": self.unlogged,
+            "left_out": method.left_out,
             "observers": {type(observer).__name__: observer.state_dict() for observer in self.observers},
             "training_seconds": self.training_time.seconds(),
             "wall_seconds": self.wall_time.seconds(),
@@ -231,11 +247,13 @@ class Training:
         method.load_state_dict(state["method"])
         self.cursor = Cursor(**state["cursor"])
         self.untrained, self.rows = state["untrained"], state["rows"]
-        self.loss_steps, self.unlogged = state["loss_steps"], state["unlogged"]
+        self.loss_steps, self.unlogged, method.left_out = state["loss_steps"], state["unlogged"], state["left_out"]
         # One line for all of them, should `--log_every` be smaller now.
         room = max(self.config.log_every, len(self.loss_steps) + 1)
-        self.losses = self.losses.new_zeros(room)
-        self.losses[: len(self.loss_steps)] = torch.tensor(state["losses"], dtype=self.losses.dtype)
+        self.losses, self.penalties = self.losses.new_zeros(room), self.losses.new_zeros(room)
+        for name in ("losses", "penalties"):
+            getattr(self, name)[: len(self.loss_steps)] = torch.tensor(state[name], dtype=self.losses.dtype)
+        self.before = state["before"].to(self.losses.device)
         for observer in self.observers:
             observer.load_state_dict(state["observers"].get(type(observer).__name__, {}))
         self.training_time.before, self.wall_time.before = state["training_seconds"], state["wall_seconds"]
@@ -250,12 +268,36 @@ class Training:
         bad = int(np.flatnonzero(~np.isfinite(losses))[0])
         raise RunFailed(
             f"the loss became {losses[bad]} at step {self.loss_steps[bad] + 1}, task {self.cursor.task + 1}: "
-            "the run diverged; a smaller --lr may help"
+            f"the run diverged{self._remedy(bad)}"
         )
+
+    def _latest(self, count: int) -> torch.Tensor:
+        """Losses and penalties of the last steps up to that many since the log line."""
+        both = torch.stack([self.losses, self.penalties])
+        return torch.cat([self.before, both[:, :count]], dim=1)[:, -LOOK_BACK:]
+
+    def _remedy(self, bad: int) -> str:
+        """The steps before show whether it was the norms' penalty that grew."""
+        loss, penalty = self._latest(bad).sum(dim=1).tolist()
+        if penalty > loss / 2:
+            weight = f" (now {self.config.lambd:g})" if hasattr(self.config, "lambd") else ""
+            return f", driven by the norm's penalty; a smaller --lambd{weight} helps"
+        return "; a smaller --lr may help"
+
+    def _check_weights(self) -> None:
+        """They may overflow in a step whose loss was still finite."""
+        tensors = [tensor for tensor in self.method.net.state_dict().values() if tensor.is_floating_point()]
+        if not torch.stack([tensor.isfinite().all() for tensor in tensors]).all():
+            raise RunFailed(
+                f"weights or statistics of the network are infinite or not a number after step {self.cursor.step}, "
+                f"task {self.cursor.task + 1}: the run diverged; a smaller --lr may help"
+            )
 
     def _log(self, lr: float | None) -> None:
         losses = self._check_losses()
+        self.before = self._latest(len(losses))
         self.loss_steps, self.unlogged = [], 0
+        self.penalties.zero_()
         event = {"step": self.cursor.step, "task": self.cursor.task, "epoch": self.cursor.epoch}
         self._tell("on_log", event | {"loss": float(losses.mean()) if len(losses) else None, "lr": lr})
 
@@ -266,6 +308,7 @@ class Training:
         """After task i the tasks up to i + 1 are tested: the next one too, for forward transfer where that exists."""
         joint, last = len(self.stream.train_sizes) == 1, self.stream.spec.n_tasks
         task = self.cursor.task
+        self._check_weights()
         trained = last if joint else task + 1
         results = self._evaluate(range(min(trained + self.method.scores_unseen_classes, last)))
         for setting, row in results.items():
@@ -286,6 +329,7 @@ class Training:
         return {
             "results": results,
             "steps": self.cursor.step,
+            "batches_left_out": self.method.left_out,
             "seconds": self.training_time.seconds(),
             "wall_seconds": self.wall_time.seconds(),
             "steps_per_second": self.cursor.step / self.training_time.seconds(),

@@ -35,6 +35,8 @@ class TensorPasses:
     BN's own for testing is the fastest scale and shift, and its backward the fastest sums over channels-last maps.
     """
 
+    name = "fused"
+
     @staticmethod
     def moments(a: torch.Tensor, *, exact: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(C,) guesses of the channels' means, (N, C) distances of the sample means to them, and (N, C) sums over
@@ -175,53 +177,53 @@ class Coefficients(NamedTuple):
 # With small maps a layer costs what its calls cost, so factors are passed along as arguments of other operations.
 
 
-def statistics(moments, weights, same_task, gamma, beta, area: int, eps: float) -> Statistics:
-    mu, second, _ = _weighted(moments, weights, same_task, area)
+def statistics(moments, weights, same_group, gamma, beta, area: int, eps: float) -> Statistics:
+    mu, second, _ = _weighted(moments, weights, same_group, area)
     sigma2 = torch.addmv(mu, second.t(), weights, beta=0, alpha=1 / area)
     inverse = (sigma2 + eps).rsqrt_()
     scale = gamma * inverse
     return Statistics(mu, sigma2, inverse, scale, torch.addcmul(beta, mu, scale, value=-1))
 
 
-def _weighted(moments, weights, same_task, area: int):
+def _weighted(moments, weights, same_group, area: int):
     """mu; what sigma2 is the weighted mean of, times the area; the distances of the sample means to its centre."""
     guess, distance, squares = moments
     # Relative to the guess. What the weights lack to 1 pulls the mean towards 0.
     center = torch.mv(distance.t(), weights).addcmul_(guess, 1 - weights.sum(), value=-1)
-    spread = distance - (center if same_task is None else same_task @ distance)
+    spread = distance - (center if same_group is None else same_group @ distance)
     return guess + center, torch.addcmul(squares, spread, spread, value=area), spread
 
 
-def coefficients(sums, g_mu, g_sigma2, moments, weights, same_task, of: Statistics, area: int) -> Coefficients:
+def coefficients(sums, g_mu, g_sigma2, moments, weights, same_group, of: Statistics, area: int) -> Coefficients:
     (d_beta, d_scale), (guess, distance, _) = sums, moments
     d_gamma = d_scale * of.inverse
     nothing = torch.zeros_like(of.mu) if g_mu is None or g_sigma2 is None else None
     d_sigma2 = torch.addcmul(nothing if g_sigma2 is None else g_sigma2, d_gamma * of.scale, of.inverse, value=-0.5)
     d_mu = torch.addcmul(nothing if g_mu is None else g_mu, of.scale, d_beta, value=-1)
-    _, second, spread = _weighted(moments, weights, same_task, area)
+    _, second, spread = _weighted(moments, weights, same_group, area)
     slope = torch.addr(spread, weights, d_sigma2, beta=0, alpha=2 / area)
-    if same_task is None:
+    if same_group is None:
         # The weighted mean of the spread is what the weights lack to 1, times mu.
         d_mu.addcmul_(d_sigma2, of.mu * (1 - weights.sum()), value=-2)
         level = torch.addcmul(d_mu, d_sigma2, of.mu, value=-2)
         offset = torch.addr(spread, weights, level, beta=0, alpha=1 / area)
     else:
         pull = slope * spread
-        offset = torch.addr(pull - same_task @ pull - slope * (distance + guess), weights, d_mu, alpha=1 / area)
+        offset = torch.addr(pull - same_group @ pull - slope * (distance + guess), weights, d_mu, alpha=1 / area)
     d_weights = torch.mv(distance, d_mu).addmv_(second, d_sigma2, alpha=1 / area).add_(torch.dot(guess, d_mu))
     return Coefficients(d_gamma, slope, offset, d_weights)
 
 
 class _WeightedBatchNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, a, weights, gamma, beta, running_weights, same_task, eps: float, balanced_affine: bool, passes):
+    def forward(ctx, a, weights, gamma, beta, running_weights, same_group, eps: float, balanced_affine: bool, passes):
         area = a.numel() // (a.shape[0] * a.shape[1])
-        moments = passes.moments(a, exact=same_task is not None)
-        found = passes.statistics(moments, weights, same_task, gamma, beta, area, eps)
+        moments = passes.moments(a, exact=same_group is not None)
+        found = passes.statistics(moments, weights, same_group, gamma, beta, area, eps)
         out = passes.scale_and_shift(a, found.scale, found.shift)
         # What is kept must not be an output, or the two would keep each other alive.
         mu, sigma2 = found.mu.detach(), found.sigma2.detach()
-        ctx.save_for_backward(a, weights, same_task)
+        ctx.save_for_backward(a, weights, same_group)
         ctx.moments, ctx.found, ctx.area = moments, found, area
         ctx.passes, ctx.balanced_affine = passes, balanced_affine
         ctx.set_materialize_grads(False)
@@ -235,16 +237,16 @@ class _WeightedBatchNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g, g_mu, g_sigma2, *_running):
-        a, weights, same_task = ctx.saved_tensors
+        a, weights, same_group = ctx.saved_tensors
         found = ctx.found
         g = torch.zeros_like(a) if g is None else g
         g = g.contiguous(memory_format=torch.channels_last if is_channels_last(a) else torch.contiguous_format)
         sums = of_affine = ctx.passes.gradient_sums(g, a, found.mu, per_sample=ctx.balanced_affine)
         if ctx.balanced_affine:
-            # The statistics feel the plain sums; gamma and beta those in which every task counts the same.
+            # The statistics feel the plain sums; gamma and beta those in which every group counts the same.
             of_affine = tuple(len(weights) * weights @ of_sample for of_sample in sums)
             sums = tuple(of_sample.sum(0) for of_sample in sums)
-        found_too = ctx.passes.coefficients(sums, g_mu, g_sigma2, ctx.moments, weights, same_task, found, ctx.area)
+        found_too = ctx.passes.coefficients(sums, g_mu, g_sigma2, ctx.moments, weights, same_group, found, ctx.area)
         d_a = ctx.passes.input_gradient(g, a, found.scale, found_too.slope, found_too.offset)
         d_gamma = of_affine[1] * found.inverse if ctx.balanced_affine else found_too.d_gamma
         return d_a, found_too.d_weights, d_gamma, of_affine[0], None, None, None, None, None
@@ -258,6 +260,6 @@ def fused(a: torch.Tensor, by: SampleWeights, gamma, beta, eps: float, passes: A
         a = a.contiguous()
     weights = filled_weights(by.weights, gamma, a.shape[0])
     out, mu, sigma2, *running = _WeightedBatchNorm.apply(
-        a, weights, gamma, beta, by.running, by.same_task, eps, by.balanced_affine, passes
+        a, weights, gamma, beta, by.running, by.same_group, eps, by.balanced_affine, passes
     )
     return Normalized(out, mu, sigma2, *(running or (mu, sigma2)))

@@ -192,7 +192,9 @@ class _Layout:
 
 
 class TritonPasses(TensorPasses):
-    """With tensor operations for the statistics within tasks only."""
+    """With tensor operations for the statistics within groups only."""
+
+    name = "triton"
 
     @staticmethod
     def moments(a, *, exact):
@@ -222,9 +224,9 @@ class TritonPasses(TensorPasses):
         return out
 
     @staticmethod
-    def statistics(moments, weights, same_task, gamma, beta, area, eps):
-        if same_task is not None:
-            return TensorPasses.statistics(moments, weights, same_task, gamma, beta, area, eps)
+    def statistics(moments, weights, same_group, gamma, beta, area, eps):
+        if same_group is not None:
+            return TensorPasses.statistics(moments, weights, same_group, gamma, beta, area, eps)
         guess, distance, squares = moments
         n, c = distance.shape
         found = Statistics(*(torch.empty_like(guess) for _ in Statistics._fields))
@@ -234,9 +236,9 @@ class TritonPasses(TensorPasses):
         return found
 
     @staticmethod
-    def coefficients(sums, g_mu, g_sigma2, moments, weights, same_task, of, area):
-        if same_task is not None:
-            return TensorPasses.coefficients(sums, g_mu, g_sigma2, moments, weights, same_task, of, area)
+    def coefficients(sums, g_mu, g_sigma2, moments, weights, same_group, of, area):
+        if same_group is not None:
+            return TensorPasses.coefficients(sums, g_mu, g_sigma2, moments, weights, same_group, of, area)
         (d_beta, d_scale), (guess, distance, squares) = sums, moments
         n, c = distance.shape
         blocks = triton.cdiv(c, SMALL_CHANNELS)

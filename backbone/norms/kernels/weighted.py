@@ -2,7 +2,7 @@
 
     mu = sum_n w_n mean_hw(a_n)        sigma2 = sum_n w_n mean_hw((a_n - c_n)^2)
 
-With w_n = 1/N and c_n = mu this is Batch Normalization (Eq. 2 of the paper); task weights make it AdaB2N's
+With w_n = 1/N and c_n = mu this is Batch Normalization (Eq. 2 of the paper); weights of tasks make it AdaB2N's
 (Eq. 14). The work falls in three: moments of every sample (heavy, reads the activation), the small
 differentiable part that turns moments and weights into mu and sigma2 (every switch lives there), and the
 normalization itself (heavy). This is the reference form, in plain tensor operations; `fused` computes the same
@@ -23,14 +23,14 @@ class SampleWeights(NamedTuple):
     """How much every sample of a batch counts.
 
     weights: (N,) non-negative, differentiable; None means 1/N each.
-    same_task: (N, N) symmetric matrix that averages over the samples of one's own task. Given, the variance is the
-        mixture of within-task variances; None, it is taken about the mixture's mean.
+    same_group: (N, N) symmetric matrix that averages over the samples of one's own group. Given, the variance is the
+        mixture of within-group variances; None, it is taken about the mixture's mean.
     balanced_affine: the gradients of gamma and beta weigh sample n by N w_n too (TBBN).
     running: (N,) weights of the statistics that the running ones learn from; None: they take the normalizing ones.
     """
 
     weights: torch.Tensor | None = None
-    same_task: torch.Tensor | None = None
+    same_group: torch.Tensor | None = None
     balanced_affine: bool = False
     running: torch.Tensor | None = None
 
@@ -86,14 +86,14 @@ def filled_weights(weights: torch.Tensor | None, like: torch.Tensor, samples: in
 
 
 def weighted_statistics(
-    origin: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, weights: torch.Tensor, same_task: torch.Tensor | None
+    origin: torch.Tensor, mean: torch.Tensor, var: torch.Tensor, weights: torch.Tensor, same_group: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(N, C) sample moments, the means relative to `origin`, to (C,) statistics.
 
     mean_hw((a_n - c)^2) is var_n + (mean_n - c)^2. Weights that sum to less than 1 pull mu towards 0.
     """
     relative_mu = weights @ mean - origin * (1 - weights.sum())
-    center = relative_mu if same_task is None else same_task @ mean
+    center = relative_mu if same_group is None else same_group @ mean
     return origin + relative_mu, weights @ (var + (mean - center).square())
 
 
@@ -105,7 +105,7 @@ def reference(a: torch.Tensor, by: SampleWeights, gamma: torch.Tensor, beta: tor
     space = (1,) * (a.dim() - 2)
     origin, mean, var = sample_moments(a)
     weights = filled_weights(by.weights, mean, len(mean))
-    running = mu, sigma2 = weighted_statistics(origin, mean, var, weights, by.same_task)
+    running = mu, sigma2 = weighted_statistics(origin, mean, var, weights, by.same_group)
     if by.running is not None:
         running = weighted_statistics(origin, mean.detach(), var.detach(), by.running, None)
     unit = (a - mu.view(1, -1, *space)) * torch.rsqrt(sigma2 + eps).view(1, -1, *space)

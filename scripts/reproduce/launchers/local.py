@@ -27,22 +27,22 @@ def cores() -> int:
 
 
 class LocalEngine:
-    """`workers` runs at a time; GPUs are shared by `jobs_per_gpu`, CPU threads are divided."""
+    """`workers` runs at a time; GPUs are shared by `jobs_per_gpu`."""
 
-    def __init__(self, workers: int | None, gpus: list[str], jobs_per_gpu: int, threads: int | None = None):
-        self.places = [gpu for _ in range(jobs_per_gpu) for gpu in gpus] or [""] * (workers or cores())
+    def __init__(self, workers: int | None, gpus: list[str], jobs_per_gpu: int, num_threads: int = 1):
+        self.places = [gpu for _ in range(jobs_per_gpu) for gpu in gpus] or [""] * (
+            workers or max(1, cores() // num_threads)
+        )
         if workers and workers > len(self.places):
             raise UsageError(f"--workers {workers}: the GPUs have room for {len(self.places)}; raise --jobs_per_gpu")
         self.slots = workers or len(self.places)
-        self.threads = threads or max(1, cores() // self.slots)
         self.worker = Worker()
         self.free = self.places[: self.slots]
         self.taken: dict[str, str] = {}
 
     def start(self, run: Run) -> None:
-        self.taken[run.name] = gpu = self.free.pop(0)
-        command = [*run.command(), "--num_threads", str(self.threads), "--non_verbose"]
-        self.worker.start(run.name, command, run.log, {"CUDA_VISIBLE_DEVICES": gpu})
+        self.worker.start(run.name, run.launched(), run.log, {"CUDA_VISIBLE_DEVICES": self.free[0]})
+        self.taken[run.name] = self.free.pop(0)
 
     def finished(self, timeout: float) -> list[tuple[str, int | None]]:
         ended = self.worker.finished(timeout)

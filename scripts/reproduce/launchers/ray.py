@@ -51,7 +51,7 @@ def _check_address(address: str | None) -> None:
 
 
 class RayEngine:
-    def __init__(self, address: str | None, workers: int | None, gpus: bool, jobs_per_gpu: int):
+    def __init__(self, address: str | None, workers: int | None, gpus: bool, jobs_per_gpu: int, num_threads: int = 1):
         try:
             import ray
         except ImportError:
@@ -61,7 +61,8 @@ class RayEngine:
         environment = {"env_vars": {"PYTHONPATH": str(REPOSITORY)}}
         quiet = {"log_to_driver": False, "include_dashboard": False} if address is None else {"log_to_driver": False}
         if address is None:
-            quiet |= {"num_cpus": workers or cores(), "object_store_memory": OBJECT_STORE}
+            at_once = workers or max(1, cores() // num_threads)
+            quiet |= {"num_cpus": at_once * num_threads, "object_store_memory": OBJECT_STORE}
         try:
             ray.init(address=address, runtime_env=environment, configure_logging=False, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -69,18 +70,18 @@ class RayEngine:
             raise UsageError(f"--ray_address {address}: {reason}; is the cluster up?") from None
         resources = ray.cluster_resources()
         on_gpu = resources.get("GPU", 0) > 0 and gpus
-        whole = int(resources["GPU"]) * jobs_per_gpu if on_gpu else int(resources.get("CPU", 1))
+        places = int(resources["GPU"]) * jobs_per_gpu if on_gpu else int(resources.get("CPU", 1)) // num_threads
         largest = max(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"])
-        self.threads = max(1, min(int(resources.get("CPU", 1)) // (workers or whole), int(largest)))
-        self.slots = workers or (whole if on_gpu else max(1, whole // self.threads))
-        share = {"num_gpus": 1 / jobs_per_gpu, "num_cpus": 0} if on_gpu else {"num_cpus": self.threads}
+        if not on_gpu and num_threads > largest:
+            raise UsageError(f"--num_threads {num_threads}: the cluster's largest node has {largest:g} CPUs")
+        self.slots = workers or max(1, places)
+        share = {"num_gpus": 1 / jobs_per_gpu, "num_cpus": 0} if on_gpu else {"num_cpus": num_threads}
         self.attempt = ray.remote(attempt).options(max_retries=0, **share)
         self.references: dict = {}
 
     def start(self, run: Run) -> None:
         run = run.anywhere()
-        command = [*run.command(), "--num_threads", str(self.threads), "--non_verbose"]
-        reference = self.attempt.remote(run.name, command, str(run.log))
+        reference = self.attempt.remote(run.name, run.launched(), str(run.log))
         self.references[reference] = run.name
 
     def finished(self, timeout: float) -> list[tuple[str, int | None]]:

@@ -19,6 +19,7 @@ from scripts.reproduce.runs import DONE, FAILED, RUNNING, Run, Runs
 from scripts.reproduce.sweep import Outcome, Stop, tail
 from utils.errors import UsageError
 from utils.files import write_json
+from utils.run.records import seal_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 POLL = 5.0  # seconds between two looks at the queue
@@ -56,29 +57,34 @@ def write_manifest(folder: Path, wanted: list[Run], retries: int) -> Path:
         {"name": run.name, "options": run.known_options, "folder": str(run.folder), "steps": run.steps}
         for run in (run.anywhere() for run in wanted)
     ]
-    write_json(path, {"retries": retries, "runs": rows})
+    manifest = {"retries": retries, "runs": rows}
+    write_json(path, manifest | {"seal": seal_of(manifest)})
     return path
 
 
 def read_manifest(path: Path) -> tuple[list[Run], int]:
     try:
-        manifest = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the manifest {path}: {error}") from None
-    try:
+        manifest = json.loads(path.read_bytes())
+        if manifest["seal"] != seal_of(manifest):
+            raise ValueError("its seal does not match")
         rows, retries = manifest["runs"], int(manifest["retries"])
         runs = [Run(row["name"], tuple(row["options"].items()), Path(row["folder"]), row["steps"]) for row in rows]
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise UsageError(f"{path} is no manifest of this program") from None
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is no manifest of this program, or damaged: {error}; submit the sweep again"
+        ) from None
     return runs, retries
 
 
-def threads_of_task() -> int:
-    return int(os.environ.get("SLURM_CPUS_PER_TASK", 1))
-
-
 def submit(
-    wanted: list[Run], folder: Path, *, retries: int, at_once: int | None, gpus: bool, sbatch_args: str
+    wanted: list[Run],
+    folder: Path,
+    *,
+    retries: int,
+    at_once: int | None,
+    gpus: bool,
+    num_threads: int,
+    sbatch_args: str,
 ) -> tuple[str, Path]:
     """The id of the array job, and its manifest."""
     try:
@@ -87,21 +93,20 @@ def submit(
         raise UsageError(f"--sbatch_args {sbatch_args!r}: {error}") from None
     manifest = write_manifest(folder, wanted, retries)
     script = manifest.with_suffix(".sh")
-    script.write_text(
-        SCRIPT.format(
-            repository=shlex.quote(str(REPOSITORY)), python=shlex.quote(sys.executable),
-            manifest=shlex.quote(str(manifest.resolve())), stopped=STOPPED,
-            cancelled=shlex.quote(str(cancelled_mark(manifest).resolve())),
-        )
+    content = SCRIPT.format(
+        repository=shlex.quote(str(REPOSITORY)), python=shlex.quote(sys.executable),
+        manifest=shlex.quote(str(manifest.resolve())), stopped=STOPPED,
+        cancelled=shlex.quote(str(cancelled_mark(manifest).resolve())),
     )  # fmt: skip
+    script.write_bytes(os.fsencode(content))
     limit = f"%{at_once}" if at_once else ""
     words = [
-        "sbatch", "--parsable", f"--array=0-{len(wanted) - 1}{limit}", "--cpus-per-task=1",
+        "sbatch", "--parsable", f"--array=0-{len(wanted) - 1}{limit}", f"--cpus-per-task={num_threads}",
         f"--output={folder.resolve()}/slurm-%A_%a.log", *(["--gpus=1"] if gpus else []), *more,
         str(script),
     ]  # fmt: skip
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     except FileNotFoundError:
         raise UsageError("--launcher slurm needs sbatch, which this machine does not have") from None
     if done.returncode:
@@ -116,7 +121,9 @@ def cancelled_mark(manifest: Path) -> Path:
 
 
 def in_queue(job: str) -> bool:
-    done = subprocess.run(["squeue", "--noheader", f"--jobs={job}"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["squeue", "--noheader", f"--jobs={job}"], capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode:
         return "Invalid job id" not in done.stderr  # long gone; any other error is the controller's, and will pass
     return bool(done.stdout.strip())
@@ -124,7 +131,12 @@ def in_queue(job: str) -> bool:
 
 def cancel(job: str, manifest: Path) -> None:
     """What waits is dropped, what runs stops after a checkpoint."""
-    cancelled_mark(manifest).touch()
+    try:
+        cancelled_mark(manifest).touch()
+    except OSError as error:
+        print(
+            f"warning: runs may queue again: cannot write {cancelled_mark(manifest)}: {error.strerror}", file=sys.stderr
+        )
     subprocess.run(["scancel", "--state=PENDING", job], check=False)
     subprocess.run(["scancel", "--signal=TERM", "--batch", job], check=False)
     patience = time.monotonic() + MAY_STOP

@@ -16,7 +16,7 @@ import subprocess
 
 import pytest
 import torch
-from conftest import runner
+from conftest import ANSWERED, goes_on, runner
 
 import main
 import utils.files
@@ -114,7 +114,8 @@ def header_of(path):
 
 
 def checkpoints_of(folder):
-    return Checkpoints(folder, header_of(newest(folder))["identity"], Interval(steps=4))
+    header = header_of(newest(folder))
+    return Checkpoints(folder, header["identity"], header["sources"], Interval(steps=4))
 
 
 def sealed(header, payload):
@@ -253,8 +254,9 @@ def test_run_with_a_damaged_checkpoint_goes_on_from_the_previous_one(copy, strai
     )
     finished = run(*COMMAND, *EVERY_4)
     assert finished.code == 0
-    (line,) = finished.stderr.splitlines()
+    line, note = finished.stderr.splitlines(keepends=True)
     assert line.startswith(f"warning: {path} is damaged (")
+    assert note == goes_on(PREVIOUS)
     assert steps == list(range(PREVIOUS, 145))
     assert same_end(outcome(folder.parent.parent), straight) == ALIKE
     assert names(folder) == ["checkpoint-000000043.damaged"]
@@ -408,16 +410,16 @@ def test_state_comes_back_to_the_bit(tmp_path):
         "bytes": torch.arange(256, dtype=torch.uint8),
         "plain": {"a": [1, 2.5, None], "b": "text", "c": float("inf")},
     }
-    checkpoints = Checkpoints(tmp_path, {"lr": 0.1, "lr_milestones": (1, 2)}, Interval(steps=1))
+    checkpoints = Checkpoints(tmp_path, {"lr": 0.1, "lr_milestones": [1, 2]}, {}, Interval(steps=1))
     assert checkpoints.load() is None
     checkpoints.save(7, state)
-    again = Checkpoints(tmp_path, {"lr": 0.1, "lr_milestones": (1, 2)}, Interval(steps=1))
+    again = Checkpoints(tmp_path, {"lr": 0.1, "lr_milestones": [1, 2]}, {}, Interval(steps=1))
     assert equal(again.load(), state)
     assert again.last_step == 7
 
 
 def test_file_that_does_not_verify_is_not_kept(tmp_path, monkeypatch):
-    checkpoints = Checkpoints(tmp_path, {}, Interval(steps=1))
+    checkpoints = Checkpoints(tmp_path, {}, {}, Interval(steps=1))
     for step in (1, 2):
         checkpoints.save(step, {"step": step})
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -439,18 +441,18 @@ def test_what_a_killed_writer_leaves_does_no_harm(copy, straight, name):
     run, folder = copy
     (folder / f".{name}.12345.tmp").write_bytes(newest(folder).read_bytes()[:1000])
     finished = run(*COMMAND, *EVERY_4)
-    assert (finished.code, finished.stderr) == (0, "")
+    assert (finished.code, finished.stderr) == (0, goes_on(STOPPED_AT))
     assert outcome(folder.parent.parent) == straight  # the list of files too
 
 
 def test_due_by_steps(tmp_path):
-    checkpoints = Checkpoints(tmp_path, {}, Interval(steps=3))
+    checkpoints = Checkpoints(tmp_path, {}, {}, Interval(steps=3))
     assert [checkpoints.due(step) for step in range(1, 6)] == [False, False, True, True, True]
     checkpoints.save(3, {})
     assert [checkpoints.due(step) for step in range(4, 8)] == [False, False, True, True]
     checkpoints.save(5, {})  # a task end
     assert [checkpoints.due(step) for step in range(6, 9)] == [False, False, True]
-    resumed = Checkpoints(tmp_path, {}, Interval(steps=3))
+    resumed = Checkpoints(tmp_path, {}, {}, Interval(steps=3))
     resumed.load()
     assert [resumed.due(step) for step in range(6, 9)] == [False, False, True]
 
@@ -458,7 +460,7 @@ def test_due_by_steps(tmp_path):
 def test_due_by_seconds(tmp_path, monkeypatch):
     now = 100.0
     monkeypatch.setattr(utils.run.checkpoints.time, "monotonic", lambda: now)
-    checkpoints = Checkpoints(tmp_path, {}, Interval(seconds=2.5))
+    checkpoints = Checkpoints(tmp_path, {}, {}, Interval(seconds=2.5))
     answers = []
     for now in (100, 102.4, 102.5, 104):  # noqa: B007 (read by the clock)
         answers.append(checkpoints.due(1000))
@@ -566,7 +568,7 @@ def test_disk_that_fills_up_costs_one_checkpoint(results, straight, fail, nth):
     assert not list(finished.folder.glob(".*"))
 
     again = runner(results)(*COMMAND, *EVERY_4)
-    assert (again.code, again.stderr) == (0, "")
+    assert (again.code, again.stderr) == (0, goes_on(kept[-1]) if kept else "")
     assert outcome(results) == straight
 
 
@@ -590,7 +592,7 @@ def test_disk_that_is_full_for_any_other_file_is_one_line_too(results, straight,
     (folder,) = results.glob("runs/*")
     assert not list(folder.glob(".*"))
     again = runner(results)(*COMMAND, *EVERY_4)
-    assert (again.code, again.stderr) == (0, "")
+    assert (again.code, again.stderr) == (0, goes_on(145) if name in ("model.safetensors", "record.json") else "")
     assert outcome(results) == straight
 
 
@@ -647,12 +649,14 @@ def test_real_disk_that_fills_up(mount, stopped, straight):
 
     again = runner(path / "results")(*COMMAND, *EVERY_4)  # still full
     assert again.code in (1, 2)
-    assert len(again.stderr.splitlines()) == 1
+    *note, line = again.stderr.splitlines(keepends=True)
+    assert note in ([], [goes_on(8)])
+    assert "No space left on device" in line
     assert names(folder) == ["checkpoint-000000004.pt", "checkpoint-000000008.pt"]
 
     subprocess.run(["mount", "-o", f"remount,size={20 * size}", str(path)], check=True)
     last = runner(path / "results")(*COMMAND, *EVERY_4)
-    assert (last.code, last.stderr) == (0, "")
+    assert (last.code, last.stderr) == (0, goes_on(8))
     assert outcome(path / "results") == straight
 
 
@@ -690,7 +694,8 @@ def test_file_in_the_way_is_one_line(results, where, stopped):
     finished = runner(results)(*COMMAND, *EVERY_4)
     assert (finished.code, finished.stdout) == (2, "")
     (line,) = finished.stderr.splitlines()
-    assert line.startswith(f"error: cannot write to {results / 'runs' / folder.name}: ")
+    refusal = f"error: cannot write to {results / 'runs' / folder.name}: "
+    assert line.startswith("error: argument --results_path: must be a folder" if where == "results" else refusal)
     assert "--results_path" in line
     assert path.read_text() == "in the way"
 
@@ -717,4 +722,6 @@ def test_run_on_a_file_system_turned_read_only_is_refused_but_a_finished_one_ans
     subprocess.run(["mount", "-o", "remount,rw", str(path)], check=True)
     assert runner(path / "results")(*COMMAND, *EVERY_4).code == 0
     subprocess.run(["mount", "-o", "remount,ro", str(path)], check=True)
-    assert runner(path / "results")(*COMMAND, *EVERY_4).code == 0
+    answered = runner(path / "results")(*COMMAND, *EVERY_4)
+    assert answered.code == 0
+    assert ANSWERED.fullmatch(answered.stderr)

@@ -223,9 +223,9 @@ def test_a_loss_that_is_no_number_fails_the_run_and_names_the_step(value, log_ev
 
 
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
-def test_a_batch_of_one_that_cannot_be_normalized_fails_the_run(norm):
+def test_batches_of_one_that_cannot_be_normalized_fail_the_run_that_asks_for_them(norm):
     with pytest.raises(RunFailed, match="--batch_size"):
-        run(run_config("sgd", norm), class_stream(sizes=(10, 9, 8)))
+        run(run_config("sgd", norm, batch_size=1), replace(class_stream(), batch_size=1))
 
 
 class Nosy(Notebook):

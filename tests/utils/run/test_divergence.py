@@ -1,0 +1,89 @@
+"""Runs that diverge: they fail, and say which knob helps; no number comes of weights that are none."""
+
+import pytest
+from conftest import goes_on, runner
+
+from models.sgd import Sgd
+from tests.helpers import build_run, make_spec, make_stream, run_config
+from utils.errors import RunFailed
+from utils.run.training import Training
+
+SMALL = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--debug_mode"]
+ADA = ["--model", "er", "--norm", "adab2n", "--kappa", "0.7", *SMALL]
+
+
+def reason(results, *words):
+    """Of a run that fails with one line, and leaves a record without results that says the same."""
+    failed = runner(results)(*words)
+    assert failed.code == 1
+    (line,) = failed.stderr.splitlines()
+    assert failed.stdout == f"record: {failed.folder / 'record.json'}\n"
+    assert (failed.record["status"], f"error: {failed.record['reason']}") == ("failed", line)
+    assert "results" not in failed.record
+    return line
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_that_overflow_while_losses_are_finite_fail_the_run(results):
+    """The second and last step of a task: its loss is still finite, the statistics after it are not."""
+    line = reason(results, "--model", "sgd", *SMALL, "--batch_size", "200", "--lr", "1e18")
+    assert line == (
+        "error: weights or statistics of the network are infinite or not a number after step 2, task 1: "
+        "the run diverged; a smaller --lr may help"
+    )
+
+
+def test_huge_learning_rate_fails_the_run(results):
+    line = reason(results, "--model", "sgd", *SMALL, "--lr", "1e30")
+    assert line == "error: the loss became nan at step 2, task 1: the run diverged; a smaller --lr may help"
+
+
+@pytest.mark.parametrize("name", ["classifier.weight", "running_var"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_one_number_of_the_network_that_is_none_is_enough(name, value):
+    class Breaking(Sgd):
+        def end_task(self, task, stream):
+            if task == 1:
+                [tensor, *_] = [found for key, found in self.net.state_dict().items() if key.endswith(name)]
+                tensor.view(-1)[-1] = value
+
+    config, stream = run_config("sgd"), make_stream(make_spec(n_tasks=3, n_classes=6))
+    net, method = build_run(config, stream)
+    training = Training(config, stream, Breaking(net, config, stream.spec, method.augment, None))
+    with pytest.raises(RunFailed, match=r"weights or statistics .* after step 6, task 2"):
+        training.run()
+    assert len(training.rows["class_il"]) == 1  # no number of the broken network
+
+
+# --- which knob -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("log_every", ["1", "50"])
+@pytest.mark.parametrize(("lambd", "step"), [("1e8", "step 3, task 1"), ("1e5", "step 4, task 2")])
+def test_divergence_by_the_penalty_names_lambd(results, lambd, step, log_every):
+    """Right after a log line, such as that of a task's end, too."""
+    line = reason(results, *ADA, "--lambd", lambd, "--log_every", log_every)
+    assert step in line
+    assert line.endswith(f"driven by the norm's penalty; a smaller --lambd (now {float(lambd):g}) helps")
+    assert "--lr" not in line
+
+
+@pytest.mark.parametrize("words", [ADA, ["--model", "er", *SMALL]], ids=["adab2n", "bn"])
+def test_divergence_by_the_learning_rate_names_lr(results, words):
+    more = ["--lambd", "0.1"] if words is ADA else []
+    line = reason(results, *words, *more, "--lr", "1e20")
+    assert line.endswith("the run diverged; a smaller --lr may help")
+    assert "--lambd" not in line
+
+
+@pytest.mark.parametrize(("lambd", "every"), [("1e3", "1"), ("1e5", "3")])
+def test_divergence_after_a_resume_has_the_same_reason(results, lambd, every):
+    """As in a sweep, which tries again from the last checkpoint: within a task, or at its end."""
+    words = [*ADA, "--lambd", lambd, "--checkpoint_every", every]
+    first = reason(results, *words)
+    assert "a smaller --lambd" in first
+    (folder,) = results.glob("runs/*")
+    step = max(int(path.stem.split("-")[1]) for path in folder.glob("checkpoint-*.pt"))
+    assert runner(results)(*words).stderr == f"{goes_on(step)}{first}\n"

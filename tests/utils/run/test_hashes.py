@@ -1,0 +1,28 @@
+"""The hashes of ten runs. An option that comes later, with what runs did before as its neutral value, changes none of
+them; a change that does would make every run of that kind start over."""
+
+import pytest
+
+from utils.config.arguments import parse, resolve
+from utils.run.build import Data
+from utils.run.identity import run_name
+
+ADAB2N = "--norm adab2n --kappa 0.7 --lambd 1 --ada_t0 0"  # named: defaults may be chosen again
+RUNS = {
+    "--model derpp --norm bn --dataset seq-digits": "eb5728604548",
+    f"--model derpp {ADAB2N} --dataset seq-digits": "027d00eaac5f",
+    f"--model er_ace {ADAB2N} --dataset seq-cifar10 --seed 3": "b085340926da",
+    f"--model derpp {ADAB2N} --dataset seq-cifar100 --fidelity paper": "7eab2d7c6582",
+    "--model er --norm gn --dataset seq-cifar100 --n_tasks 10 --buffer_size 5000 --buffer_mode ring": "1f9edca4d904",
+    "--model sgd --norm ln --dataset seq-cifar10 --scenario offline": "72d034edccaa",
+    "--model joint --norm in --dataset seq-cifar100": "be7b8c9567fb",
+    "--model er_ace_lider --norm cn --dataset seq-cifar10 --validation 0.1": "60067bbdbd43",
+    "--model gdumb --norm cma --dataset seq-digits --backbone mlp --dtype float64": "c060d96a6f1f",
+    "--model icarl --norm tbbn --dataset seq-cifar100 --backbone torchvision --arch resnet18": "085c0af1517d",
+}
+
+
+@pytest.mark.parametrize("flags", RUNS)
+def test_hash_of_a_run(flags):
+    config = resolve(parse(flags.split()))
+    assert run_name(config, Data(config).spec).rsplit("-", 1)[1] == RUNS[flags]

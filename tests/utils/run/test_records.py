@@ -1,0 +1,210 @@
+"""Records: a number is believed where and as it was written, and nowhere else."""
+
+import json
+import re
+import shutil
+
+import pytest
+from conftest import ANSWERED, runner
+
+from scripts.reproduce.__main__ import main as reproduce
+from scripts.reproduce.plans import PLANS
+from scripts.reproduce.presets import SMOKE
+from scripts.reproduce.runs import Runs
+from scripts.reproduce.selection import Selection, needed
+from tests.scripts.records import finish
+from utils.files import write_json
+from utils.run.records import BadRecord, read_record, seal_of
+
+COMMAND = ["--model", "sgd", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4", "--debug_mode"]
+DAMAGED = "it is damaged, or of an older version of this project"
+CHANGED = "its seal does not match: it has been changed, or damaged"
+
+
+def changed(**entries):
+    return lambda record, other: record | entries
+
+
+def without(*names):
+    return lambda record, other: {name: value for name, value in record.items() if name not in names}
+
+
+def text_of(change):
+    """A change of the record's text."""
+    return lambda record, other: change(json.dumps(record))
+
+
+def another_digit(text):
+    match = re.search(r'"matrix": \[\[\d', text)
+    place = match.end() - 1
+    return text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
+
+
+def first_accuracy(word):
+    return lambda text: re.sub(r'("matrix": \[\[)[\d.]+', rf"\g<1>{word}", text)
+
+
+def sealed_again(change):
+    def of(record, other):
+        record = change(record, other)
+        return record | {"seal": seal_of(record)}
+
+    return of
+
+
+BAD = {  # what becomes of the record, given it and that of another seed; and the reason
+    "another digit": (text_of(another_digit), CHANGED),
+    "not a number": (text_of(first_accuracy("NaN")), DAMAGED),
+    "infinite": (text_of(first_accuracy("-Infinity")), DAMAGED),
+    "too large": (text_of(first_accuracy("1e999")), DAMAGED),
+    "cut": (text_of(lambda text: text[: len(text) // 2]), DAMAGED),
+    "empty": (text_of(lambda text: ""), DAMAGED),
+    "binary": (lambda record, other: bytes(range(256)), DAMAGED),
+    "a list": (text_of("[{}]".format), DAMAGED),
+    "a number": (text_of(lambda text: "3"), DAMAGED),
+    "nested": (text_of(lambda text: "[" * 200_000), DAMAGED),
+    "without results": (without("results"), CHANGED),
+    "without identity": (sealed_again(without("identity", "seal")), DAMAGED),
+    "without name": (sealed_again(without("run", "seal")), DAMAGED),
+    "older": (without("seal", "sources", "attempt"), DAMAGED),
+    "failed, said to be finished": (changed(status="failed"), CHANGED),
+    "of another seed": (lambda record, other: other, "it is of another run, {other}"),
+    "renamed": (
+        sealed_again(lambda record, other: without("seal")(other, None) | {"run": record["run"]}),
+        "it is of another run, {run}",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A results folder with two seeds of one command; tests work on copies."""
+    results = tmp_path_factory.mktemp("finished") / "results"
+    return results, [runner(results)(*COMMAND, "--seed", seed) for seed in "01"]
+
+
+def spoil(path, how, other=None):
+    content = BAD[how][0](json.loads(path.read_text()), other)
+    if isinstance(content, dict):
+        write_json(path, content)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_record_that_cannot_be_trusted_is_refused_and_replaced_by_a_rerun(finished, results, how):
+    source, (first, other) = finished
+    shutil.copytree(source, results)
+    path = results / "runs" / first.folder.name / "record.json"
+    spoil(path, how, other.record)
+    reason = BAD[how][1].format(run=first.record["run"], other=other.record["run"])
+    before = path.read_bytes()
+    for flags in ([], ["--accept_changed_code"], ["--dry_run"]):
+        refused = runner(results)(*COMMAND, *flags)
+        assert (refused.code, refused.stdout) == (2, "")
+        assert refused.stderr == f"error: {path} cannot be trusted: {reason}; --rerun trains again\n"
+    assert path.read_bytes() == before
+
+    again = runner(results)(*COMMAND, "--rerun")
+    assert (again.code, again.stderr) == (0, "")
+    assert again.record["results"] == first.record["results"]
+    answered = runner(results)(*COMMAND)
+    assert ANSWERED.fullmatch(answered.stderr)
+    assert answered.record == again.record
+
+
+def test_folder_that_was_renamed_is_of_another_run(finished, results):
+    """As a whole: the record fits its contents, and not its place."""
+    source, (first, other) = finished
+    shutil.copytree(other.folder, results / "runs" / first.folder.name)
+    with pytest.raises(BadRecord, match=f"it is of another run, {other.folder.name}"):
+        read_record(results / "runs" / first.folder.name / "record.json")
+    refused = runner(results)(*COMMAND)
+    assert refused.code == 2
+    assert f"of another run, {other.folder.name}; --rerun" in refused.stderr
+    assert read_record(source / "runs" / other.folder.name / "record.json") == other.record
+
+
+def test_record_is_answered_from_wherever_the_results_lie(finished, results):
+    """They may be moved as a whole."""
+    source, (first, _) = finished
+    shutil.copytree(source, results)
+    answered = runner(results)(*COMMAND)
+    assert answered.code == 0
+    assert ANSWERED.fullmatch(answered.stderr)
+    assert answered.record == first.record
+
+
+def test_folder_in_place_of_a_record_is_named(results, finished):
+    _, (first, _) = finished
+    path = results / "runs" / first.folder.name / "record.json"
+    path.mkdir(parents=True)
+    refused = runner(results)(*COMMAND)
+    assert (refused.code, refused.stdout) == (2, "")
+    (line,) = refused.stderr.splitlines()
+    assert f"{path} cannot be trusted: it cannot be read (Is a directory)" in line
+
+
+# --- sweeps and reports -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A results folder with all records of Table 8; tests work on copies."""
+    folder = tmp_path_factory.mktemp("table") / "results"
+    found, _ = needed([PLANS["table8"]], Selection("fixed", Runs(SMOKE, str(folder)), (0,)))
+    for run in found.values():
+        finish(run, 50.0)
+    return folder
+
+
+@pytest.fixture
+def spoiled(table, results):
+    """(the folder, records in it that cannot be trusted, and why)."""
+    shutil.copytree(table, results)
+    paths = sorted(results.glob("runs/*/record.json"))
+    spoil(paths[0], "older")
+    shutil.copy(paths[2], paths[1])
+    paths[3].parent.rename(paths[3].parent.with_name("renamed"))
+    return results, {
+        paths[0]: DAMAGED,
+        paths[1]: f"it is of another run, {paths[2].parent.name}",
+        results / "runs/renamed/record.json": f"it is of another run, {paths[3].parent.name}",
+    }
+
+
+def on_table8(command, folder, *words):
+    return reproduce([command, "table8", "--preset", "smoke", "--seeds", "0", "--results_path", str(folder), *words])
+
+
+def test_list_counts_only_records_that_can_be_trusted(spoiled, capsys):
+    folder, reasons = spoiled
+    assert on_table8("list", folder) == 0
+    said = capsys.readouterr()
+    (row,) = [line.split() for line in said.out.splitlines() if line.startswith("table8")]
+    assert row[-6:-1] == ["6", "3", "0", "2", "1"]
+    assert sorted(said.err.splitlines()) == sorted(
+        f"warning: {path} does not count: {reason}" for path, reason in reasons.items()
+    )
+
+
+def test_report_counts_only_records_that_can_be_trusted(spoiled, capsys):
+    folder, reasons = spoiled
+    assert on_table8("report", folder) == 0
+    report = (folder / "reports/smoke/report.md").read_text()
+    assert report.count("missing (n = 0 of 1") == 6
+    asked_for = [path for path in reasons if path.parent.name != "renamed"]
+    for path in asked_for:
+        assert f"{path} does not count: {reasons[path]}" in report
+
+
+def test_sweep_wants_what_cannot_be_trusted(spoiled, capsys):
+    folder, _ = spoiled
+    assert on_table8("run", folder, "--dry-run") == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0] == "6 runs, 3 of them finished, 3 to run"
+
+
+def test_nothing_is_said_where_all_is_well(table, capsys):
+    assert on_table8("list", table) == 0
+    assert capsys.readouterr().err == ""

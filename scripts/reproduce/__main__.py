@@ -49,6 +49,8 @@ def parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="write Markdown, LaTeX, CSV and HTML")
     _about(report)
     report.add_argument("--output", type=folder, help="folder (default: RESULTS_PATH/reports/PRESET)")
+    _about(commands.add_parser("claims", help="the paper's statements, and what the runs say of them"))
+    _about(commands.add_parser("keep", help="copy the records of these runs to results/measured, beside the code"))
     run = commands.add_parser("run", help="run what is missing")
     _about(run)
     run.add_argument("--launcher", default="local", choices=["local", "ray", "slurm"])
@@ -75,9 +77,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _about(command: argparse.ArgumentParser) -> None:
-    command.add_argument("ids", nargs="*", default=["all"], help="table2 ... fig5, or all (default)")
     command.add_argument(
-        "--preset", choices=["paper", "cpu", "smoke"], help="at which scale (default: as in the last `run`; paper)"
+        "ids",
+        nargs="*",
+        default=["all"],
+        help="table2 ... fig5, or all (default); core ..., or studies; core:cifar10 for one data set",
+    )
+    command.add_argument(
+        "--preset",
+        choices=["paper", "narrow", "cpu", "smoke"],
+        help="at which scale (default: as in the last `run`; paper)",
     )
     command.add_argument("--seeds", help="such as 0,1,2 (default: the preset's)")
     command.add_argument(

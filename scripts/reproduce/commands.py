@@ -1,141 +1,27 @@
-"""What `list`, `run`, `status`, `report` and `work` do."""
+"""What `list`, `run`, `status`, `report`, `claims`, `keep` and `work` do."""
 
 from __future__ import annotations
 
-import errno
-import json
-import os
-import re
 import shlex
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 from scripts.reproduce import report as writing
+from scripts.reproduce.claims import CLAIMS, judge, words
 from scripts.reproduce.display import Display, duration
 from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
-from scripts.reproduce.plans import NORMS, PLANS, Plan, Unavailable
 from scripts.reproduce.presets import PRESETS
+from scripts.reproduce.request import remember, set_up
 from scripts.reproduce.results import Table, other_code, tabulate, warnings
 from scripts.reproduce.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, Speed, progress_of
-from scripts.reproduce.selection import Selection, needed
+from scripts.reproduce.selection import needed
 from scripts.reproduce.sweep import Outcome, sweep, tail
-from utils.config.loop_options import LARGEST_SEED
-from utils.config.plugins import load_plugins
-from utils.config.registry import NORMS as REGISTERED_NORMS
-from utils.config.registry import close_matches
 from utils.errors import UsageError
-from utils.files import write_json
 from utils.run.checkpoints import KEPT
 from utils.run.estimate import memory_estimate
+from utils.run.records import BadRecord, read_record
 from utils.tables import aligned
-
-LAST = "reproduce.json"  # what the last `run` was about, so that the other commands need not be told again
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # which may pass while a sweep goes on
-REMEMBERED = ("preset", "select", "seeds", "kappa", "lambd", "also", "plugins", "base_path")
-
-
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
-def settled(arguments) -> None:
-    """What was not given: `run` takes the defaults, the other commands what the last `run` here was about."""
-    last = {} if arguments.command == "run" else last_run(Path(arguments.results_path) / LAST)
-    if arguments.preset not in (None, last.get("preset")):
-        last = {}  # settings of one preset say nothing about another
-    if arguments.select not in (None, "fixed"):
-        last = last | {"kappa": None, "lambd": None}
-    taken = {name: last.get(name) for name in REMEMBERED if getattr(arguments, name) in (None, [])}
-    for name, value in taken.items():
-        setattr(arguments, name, value)
-    arguments.plugins = arguments.plugins or []
-    load_plugins(arguments.plugins)
-    if "also" in taken:
-        taken["also"] = arguments.also = still_there(arguments.also)
-    words = {name: " ".join(value) if isinstance(value, list) else value for name, value in taken.items()}
-    if shown := [f"--{name} {value}" for name, value in words.items() if value and value != "fixed"]:
-        print(f"as in the last run ({arguments.results_path}/{LAST}): {' '.join(shown)}", file=sys.stderr)
-    arguments.preset = arguments.preset or "paper"
-    arguments.select = arguments.select or "fixed"
-
-
-def last_run(path: Path) -> dict:
-    try:
-        last = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(last, dict):
-        return {}
-    named = last.get("plugins")
-    known = [str(name) for name in named] if isinstance(named, list) else []
-    if gone := [name for name in known if os.sep in name and not Path(name).is_dir()]:
-        print(f"note: the last run's plug-ins {', '.join(gone)} are gone", file=sys.stderr)
-    return last | {"plugins": [name for name in known if name not in gone] or None}
-
-
-def still_there(also: str | None) -> str | None:
-    """Of the norms that the last run also had: one may have gone since."""
-    return ",".join(norm for norm in str(also or "").split(",") if norm in REGISTERED_NORMS.names()) or None
-
-
-def remember(arguments) -> None:
-    path = Path(arguments.results_path) / LAST
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {name: getattr(arguments, name) for name in REMEMBERED})
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            raise UsageError(f"cannot write to {path.parent}: {error.strerror}; set --results_path") from None
-        print(
-            f"warning: cannot write {path}: {error.strerror}; `report` must be told what this is about", file=sys.stderr
-        )
-
-
-def chosen_plans(ids: list[str]) -> list[Plan | Unavailable]:
-    if "all" in ids:
-        return list(PLANS.values())
-    for id in ids:
-        if id not in PLANS:
-            raise UsageError(f"unknown table or figure {id!r}{close_matches(id, list(PLANS))} All: {', '.join(PLANS)}")
-    return [PLANS[id] for id in ids]
-
-
-def selection_of(arguments) -> Selection:
-    also = tuple(arguments.also.split(",")) if arguments.also else ()
-    for norm in also:
-        REGISTERED_NORMS.get(norm)
-    preset = replace(PRESETS[arguments.preset], also=tuple(norm for norm in also if norm not in NORMS))
-    if preset.needs_base_path and not arguments.base_path:
-        raise UsageError(f"--preset {preset.name} needs --base_path, a folder of images as seq-folder reads it")
-    seeds = preset.seeds
-    if arguments.seeds:
-        words = arguments.seeds.split(",")
-        seeds = tuple(int(word) for word in words if re.fullmatch("[0-9]{1,10}", word))
-        if len(set(seeds)) < len(words) or max(seeds) > LARGEST_SEED:
-            raise UsageError(
-                f"--seeds must be different whole numbers such as 0,1,2, up to {LARGEST_SEED}; "
-                f"got {arguments.seeds[:80]!r}"
-            )
-    given = tuple(
-        (name, getattr(arguments, name)) for name in ("kappa", "lambd") if getattr(arguments, name) is not None
-    )
-    if given and arguments.select != "fixed":
-        raise UsageError("--kappa and --lambd are for --select fixed")
-    threads = getattr(arguments, "num_threads", 1)
-    runs = Runs(preset, arguments.results_path, arguments.base_path, tuple(arguments.plugins), threads)
-    return Selection(arguments.select, runs, seeds, given)
-
-
-def set_up(arguments) -> tuple[list[Plan], list[Unavailable], Selection]:
-    settled(arguments)
-    plans = chosen_plans(arguments.ids)
-    return (
-        [plan for plan in plans if isinstance(plan, Plan)],
-        [plan for plan in plans if isinstance(plan, Unavailable)],
-        selection_of(arguments),
-    )
-
 
 # --- list and status --------------------------------------------------------------------------------------------------
 
@@ -145,12 +31,13 @@ def show_list(arguments) -> int:
     runs = selection.runs
     speed = Speed(runs.all_records())
     rows = [["", "runs", "done", "running", "failed", "missing", "hours left"]]
+    width = max(len(plan.id) for plan in [*plans, *unavailable])
     for plan in [*plans, None]:
         found, waiting = needed(plans if plan is None else [plan], selection)
         states = Counter(runs.state(run) for run in found.values())
         left = [run for run in found.values() if runs.state(run) != DONE]
         rows.append(
-            ["all      together, each run once" if plan is None else f"{plan.id:8s} {plan.title}",
+            [f"{'all':{width}} together, each run once" if plan is None else f"{plan.id:{width}} {plan.title}",
              f"{len(found)}{'+' if waiting else ''}", *(str(states[state]) for state in (DONE, RUNNING, FAILED)),
              str(states[MISSING] + states[STOPPED]), hours(left, runs, speed)]
         )  # fmt: skip
@@ -160,7 +47,7 @@ def show_list(arguments) -> int:
     for text in untrusted(runs):
         print(f"warning: {text}", file=sys.stderr)
     for plan in unavailable:
-        print(f"{plan.id:8s} {plan.title}: not yet available, needs {plan.needs}")
+        print(f"{plan.id:{width}} {plan.title}: not yet available, needs {plan.needs}")
     if any(row[1].endswith("+") for row in rows[1:]):
         print("+: more follow when the grid is finished and a winner is known")
     return 0
@@ -299,8 +186,9 @@ def heaviest(wanted: list[Run], runs: Runs) -> tuple[float, float]:
 
 
 def launch(wanted: list[Run], total: int, arguments, runs: Runs, expected: dict) -> Outcome:
-    # Long runs first: the last ones to finish are then short.
-    wanted = sorted(wanted, key=lambda run: -(expected[run.name] or run.steps))
+    # Seed by seed, so that what is there when a sweep is stopped can be compared; long runs first, so that the last
+    # ones to finish are short.
+    wanted = sorted(wanted, key=lambda run: (run.known_options["seed"], -(expected[run.name] or run.steps)))
     if arguments.launcher == "slurm":
         return launch_on_slurm(wanted, total, arguments, runs, expected)
     engine = build_engine(arguments)
@@ -389,11 +277,8 @@ def write_report(arguments) -> int:
         for table in tables:
             table.note = f"{table.note} {writing.SELECTION_WORDS['test']}".strip()
     if not preset.comparable:
-        facts.insert(
-            1,
-            "The columns are what they say, not the paper's data sets; the published numbers of their counterparts "
-            "stand there for orientation, and no difference to them is computed.",
-        )
+        orientation = "The published numbers stand there for orientation, and no difference to them is computed."
+        facts.insert(1, f"{preset.differs} {orientation}")
     folder = Path(arguments.output or Path(arguments.results_path) / "reports" / preset.name)
     try:
         page = writing.write(folder, tables, unavailable, facts, problems)
@@ -429,7 +314,48 @@ def chosen_values(tables: list[Table]) -> list[str]:
     return lines
 
 
+# --- claims and records that are kept ---------------------------------------------------------------------------------
+
+
+def show_claims(arguments) -> int:
+    _, _, selection = set_up(arguments)
+    for claim in CLAIMS.values():
+        verdict = judge(claim, selection)
+        statement, source, found, n, difference, interval, wins, cells = words(verdict)
+        print(f"{found:14}{statement} ({source})")
+        if verdict.cells:
+            print(f"{'':14}{difference} {interval} points, n = {n}, wins {wins}, {cells} cells")
+            if verdict.missing:
+                print(f"{'':14}not in it: {'; '.join(verdict.missing)}")
+    return 0
+
+
+def keep_records(arguments) -> int:
+    """Records of the chosen plans, finished or failed, beside the code; those that are there stay as they are."""
+    plans, _, selection = set_up(arguments)
+    runs = selection.runs
+    found, _ = needed(plans, selection)
+    kept, failed = [], []
+    for run in found.values():
+        try:
+            record = read_record(run.folder / "record.json")
+        except BadRecord as error:
+            print(f"warning: {run.folder / 'record.json'} is not kept: {error}", file=sys.stderr)
+            continue
+        place = runs.measured / run.name / "record.json"
+        if record is None or place.exists():
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes((run.folder / "record.json").read_bytes())
+        (kept if record["status"] == "finished" else failed).append(run.name)
+    there = sum((runs.measured / name / "record.json").exists() for name in found)
+    print(f"{len(kept)} finished and {len(failed)} failed runs kept; {there} of {len(found)} are there now")
+    return 0
+
+
 COMMANDS = {
+    "claims": show_claims,
+    "keep": keep_records,
     "list": show_list,
     "status": show_status,
     "run": run_missing,

@@ -13,7 +13,7 @@ from typing import Any
 
 from scripts.reproduce.presets import Preset
 
-NORMS = {"bn": "BN", "ln": "LN", "in": "IN", "gn": "GN", "cn": "CN", "adab2n": "Ours"}
+NORMS = {"bn": "BN", "ln": "LN", "in": "IN", "gn": "GN", "cn": "CN", "adab2n": "AdaB²N"}
 METHODS = {"er_ace": "ER-ACE", "derpp": "DER++", "er_ace_lider": "LiDER"}
 TASK_IL, CLASS_IL = "task_il", "class_il"
 SETTINGS = {TASK_IL: "Task-IL", CLASS_IL: "Class-IL"}
@@ -65,8 +65,12 @@ PLANS: dict[str, Plan | Unavailable] = {}
 
 
 def title_of(norm: str) -> str:
-    """As the paper calls it, if it does."""
     return NORMS.get(norm, norm)
+
+
+def in_paper(norm: str) -> str:
+    """What its tables call a norm."""
+    return "Ours" if norm == "adab2n" else title_of(norm)
 
 
 def plan(id: str, title: str, **facts):
@@ -101,11 +105,11 @@ def _online(preset: Preset, table: str, metric: tuple[str, ...]) -> Iterator[Cel
     for model in ("er_ace", "derpp"):
         for norm in (*NORMS, *preset.also):
             for key, buffer in _columns(preset):
-                row = f"{METHODS[model]} w/ {title_of(norm)}"
                 index = preset.data[key].buffers.index(buffer)
+                published = (table, f"{METHODS[model]} w/ {in_paper(norm)}", _published_column(key, index))
                 yield Cell(
-                    METHODS[model], row, (preset.data[key].title, f"M = {buffer}"),
-                    Experiment(model, norm, key, buffer), metric, (table, row, _published_column(key, index)),
+                    METHODS[model], f"{METHODS[model]} w/ {title_of(norm)}",
+                    (preset.data[key].title, f"M = {buffer}"), Experiment(model, norm, key, buffer), metric, published,
                 )  # fmt: skip
 
 
@@ -136,7 +140,7 @@ def table4(preset):
         for setting, title in SETTINGS.items():
             for model, name in METHODS.items():
                 experiment = Experiment(model, norm, key, preset.data[key].buffers[0], offline)
-                published = ("table4", title_of(norm), f"{title} {name}")
+                published = ("table4", in_paper(norm), f"{title} {name}")
                 yield Cell(group, title_of(norm), (title, name), experiment, faa(setting), published)
 
 
@@ -150,7 +154,7 @@ def table6(preset):
     for norm in ("bn", "gn", "cn", "adab2n"):
         experiment = Experiment("er_ace", norm, "cifar100", data.buffers[0])
         yield Cell(f"{data.title}, M = {data.buffers[0]}", "Time (cuDNN)", (NORMS[norm],), experiment, ("seconds",),
-                   ("table6", "Time (cuDNN)", NORMS[norm]))  # fmt: skip
+                   ("table6", "Time (cuDNN)", in_paper(norm)))  # fmt: skip
 
 
 @plan(
@@ -164,7 +168,7 @@ def table8(preset):
         for norm in ("bn", "cn", "adab2n", *preset.also) if key in preset.data else ():
             for model, title in models.items():
                 for setting, name in SETTINGS.items():
-                    published = ("table8", title_of(norm), f"{title} {name} ACC")
+                    published = ("table8", in_paper(norm), f"{title} {name} ACC")
                     experiment = Experiment(model, norm, key)
                     group = preset.data[key].title
                     yield Cell(group, title_of(norm), (title, name), experiment, faa(setting), published)

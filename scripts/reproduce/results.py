@@ -11,7 +11,7 @@ from functools import cache
 from statistics import mean, stdev
 
 from scripts.paper_tables import FOLDER
-from scripts.reproduce.plans import NORMS, SIGNIFICANCE_BASELINES, Cell, Plan, significance_cells
+from scripts.reproduce.plans import NORMS, SIGNIFICANCE_BASELINES, Cell, Plan, in_paper, significance_cells
 from scripts.reproduce.presets import PAPER
 from scripts.reproduce.runs import Run
 from scripts.reproduce.selection import Selection
@@ -167,22 +167,22 @@ def add_running_time(table: Table) -> None:
 
     names = {title: norm for norm, title in NORMS.items()}
     flops = {column: flops_per_step(names[column[0]]) for column in table.columns}
+    printed_as = {column: in_paper(names[column[0]]) for column in table.columns}
     base = table.columns[0]
     table.texts["FLOPs/step of the paper's network, ours"] = {
         column: f"{value / 1e6:.2f}M" for column, value in flops.items()
     }
     table.texts["FLOPs/step, published"] = {
-        column: published("table6")["FLOPs/step", column[0]][0] for column in table.columns
+        column: published("table6")["FLOPs/step", name][0] for column, name in printed_as.items()
     }
     times = {column: table.results[table.rows[0], column].mean for column in table.columns}
     table.texts["Time, ratio to BN, ours"] = {
         column: f"{time / times[base]:.2f}" if time and times[base] else "missing" for column, time in times.items()
     }
     for kind in ("Plain", "cuDNN"):
-        printed = {
-            column: published("table6").get((f"Time ({kind})", column[0]), ("-",))[0] for column in table.columns
+        table.texts[f"Time ({kind}), published"] = {
+            column: published("table6").get((f"Time ({kind})", name), ("-",))[0] for column, name in printed_as.items()
         }
-        table.texts[f"Time ({kind}), published"] = printed
 
 
 # --- Table 10 ---------------------------------------------------------------------------------------------------------

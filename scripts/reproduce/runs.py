@@ -23,6 +23,7 @@ from utils.run.records import BadRecord, read_record
 from utils.run.training import total_steps
 
 DONE, FAILED, RUNNING, STOPPED, MISSING = "done", "failed", "running", "stopped", "missing"
+MEASURED = Path(__file__).resolve().parents[2] / "results" / "measured"  # records that are kept with the code
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,9 @@ class Runs:
         base_path: str | None = None,
         plugins: tuple[str, ...] = (),
         num_threads: int = 1,
+        measured: Path = MEASURED,
     ):
-        self.preset = preset
+        self.preset, self.measured = preset, measured
         self.results_path = results_path
         self.base_path = base_path
         self.plugins = plugins
@@ -141,9 +143,11 @@ class Runs:
     # --- what became of it -------------------------------------------------------------------------------------
 
     def record(self, run: Run) -> dict | None:
-        """The record of a finished run; once read it is kept."""
-        if run.name not in self._records and (record := self._finished(run.folder)) is not None:
-            self._records[run.name] = record
+        """The record of a finished run, of the results folder or of those kept with the code."""
+        if run.name not in self._records:
+            record = self._finished(run.folder) or self._finished(self.measured / run.name)
+            if record is not None:
+                self._records[run.name] = record
         return self._records.get(run.name)
 
     def _finished(self, folder: Path) -> dict | None:
@@ -168,9 +172,11 @@ class Runs:
         return STOPPED if any(run.folder.glob("checkpoint-*.pt")) else MISSING
 
     def all_records(self) -> Iterator[dict]:
-        """Every finished run below the results folder, of whatever preset."""
-        for path in sorted(Path(self.results_path).glob("runs/*/record.json")):
-            if (record := self._finished(path.parent)) is not None:
+        """Every finished run below the results folder or kept with the code, of whatever preset."""
+        found = {path.parent.name: path.parent for path in self.measured.glob("*/record.json")}
+        found |= {path.parent.name: path.parent for path in Path(self.results_path).glob("runs/*/record.json")}
+        for name in sorted(found):
+            if (record := self._finished(found[name])) is not None:
                 yield record
 
 

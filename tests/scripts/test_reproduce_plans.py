@@ -103,7 +103,7 @@ def test_further_norms_are_rows_of_every_table_of_accuracies():
     assert {run.known_options["norm"] for run in more.values()} == {"bn", "ln", "in", "gn", "cn", "adab2n", "bnt"}
     for id in ("table2", "table3", "table4", "table8", "table11"):
         rows = [cell.row for cell in PLANS[id].cells(preset)]
-        assert {row.split()[-1] for row in rows} >= {"Ours", "bnt"}, id
+        assert {row.split()[-1] for row in rows} >= {"AdaB²N", "bnt"}, id
 
 
 def test_run_for_another_machine_has_whole_paths(tmp_path, monkeypatch):

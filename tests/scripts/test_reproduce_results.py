@@ -141,7 +141,7 @@ def test_latex_has_the_papers_layout(tmp_path):
         r" & ER-ACE & DER++ & LiDER & ER-ACE & DER++ & LiDER \\",
     ]  # fmt: skip
     assert lines[-6].startswith(r"CN & 42.00{\footnotesize \textpm 2.00} & ")
-    assert lines[-5].startswith(r"Ours & \textbf{62.00{\footnotesize \textpm 2.00}} & ")
+    assert lines[-5].startswith(r"AdaB$^2$N & \textbf{62.00{\footnotesize \textpm 2.00}} & ")
     assert lines[-4] == r"\bottomrule"
 
 
@@ -161,7 +161,7 @@ def test_csv_has_every_cell(tmp_path):
     _, table = finished_table4(tmp_path, without="cn")
     lines = list(csv.DictReader(StringIO(report.as_csv([table]))))
     assert len(lines) == 18
-    [ours] = [line for line in lines if line["row"] == "Ours" and line["column"] == "Class-IL / LiDER"]
+    [ours] = [line for line in lines if line["row"] == "AdaB²N" and line["column"] == "Class-IL / LiDER"]
     assert (ours["ours"], ours["n"], ours["paper"], ours["paper_std"]) == ("31.0", "3", "10.96", "0.67")
     [missing] = [line for line in lines if line["row"] == "CN" and line["column"] == "Class-IL / LiDER"]
     assert (missing["ours"], missing["n"], missing["difference"], missing["z"]) == ("", "0", "", "")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.reproduce import commands
+from scripts.reproduce import commands, request
 from scripts.reproduce.__main__ import main as reproduce_main
 from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
 from scripts.reproduce.plans import PLANS
@@ -216,7 +216,7 @@ def test_interrupted_sweep_stops_its_runs_after_a_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "tabel2"], "unknown table or figure 'tabel2'; did you mean table2 or"),
+        (["run", "tabel2"], "unknown table, figure or study 'tabel2'; did you mean table2 or"),
         (["run", "table7"], "table7 is not yet available: it needs the share of the current task as a knob"),
         (
             ["run", "all", "--seeds", "0,00"],
@@ -364,7 +364,7 @@ def test_only_a_full_disk_lets_a_sweep_go_on_unremembered(tmp_path, monkeypatch,
         raise OSError(number, os.strerror(number))
 
     launched = []
-    monkeypatch.setattr(commands, "write_json", refusing)
+    monkeypatch.setattr(request, "write_json", refusing)
     monkeypatch.setattr(commands, "launch", lambda wanted, *_: launched.extend(wanted) or Outcome(failed={"a": "b"}))
     code = reproduce_main(["run", "table8", "--preset", "smoke", "--results_path", str(tmp_path)])
     assert (code, len(launched)) == ((1, 6) if goes_on else (2, 0))

@@ -1,0 +1,247 @@
+"""Studies, paired differences, claims, and records that are kept beside the code."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from scripts.reproduce import runs as runs_module
+from scripts.reproduce.__main__ import main as reproduce
+from scripts.reproduce.claims import CLAIMS, FAILS, HOLDS, NO_RUNS, OPEN, Claim, Difference, judge
+from scripts.reproduce.paired import Paired, averaged
+from scripts.reproduce.plans import CLASS_IL, Experiment, faa
+from scripts.reproduce.presets import NARROW, PAPER, SMOKE
+from scripts.reproduce.request import chosen_plans
+from scripts.reproduce.results import tabulate
+from scripts.reproduce.runs import DONE, Runs
+from scripts.reproduce.selection import Selection, needed
+from scripts.reproduce.studies import STUDIES
+from tests.scripts.records import finish
+from utils.config.arguments import resolve
+from utils.errors import UsageError
+
+OURS, BN = Experiment("derpp", "adab2n", "cifar10", 50), Experiment("derpp", "bn", "cifar10", 50)
+OTHER_BN = Experiment("er_ace", "bn", "cifar10", 50)
+
+
+def selection(folder, preset=SMOKE, seeds=(0, 1, 2)) -> Selection:
+    return Selection("fixed", Runs(preset, str(folder), measured=folder / "measured"), seeds)
+
+
+def fill(found: Selection, experiment: Experiment, values) -> None:
+    for run, value in zip(found.final(experiment), values, strict=False):
+        finish(run, value)
+
+
+# --- paired differences -----------------------------------------------------------------------------------------------
+
+
+def test_interval_by_hand():
+    """Differences 1, 2, 3: mean 2, standard deviation 1, t of 2 degrees of freedom 4.302653."""
+    paired = Paired((1.0, 2.0, 3.0))
+    assert (paired.n, paired.mean, paired.wins) == (3, 2.0, 3)
+    assert paired.interval == pytest.approx((2 - 4.3026527 / 3**0.5, 2 + 4.3026527 / 3**0.5))
+    assert not paired.is_above
+    assert Paired((2.0, 2.1, 1.9)).is_above
+    assert Paired((-2.0, -2.1, -1.9)).is_below
+
+
+def test_one_difference_has_no_interval():
+    assert Paired((5.0,)).interval is None
+    assert not Paired((5.0,)).is_above
+    assert Paired(()).mean is None
+
+
+def test_cells_are_averaged_for_each_seed_first():
+    assert averaged([{0: 1.0, 1: 5.0}, {0: 3.0, 1: 7.0, 2: 9.0}]).differences == (2.0, 6.0)
+    assert averaged([]).differences == ()
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def claim(*cells: tuple[Experiment, Experiment], **facts) -> Claim:
+    found = [
+        Difference(str(number), ((1, one), (-1, other)), faa(CLASS_IL)) for number, (one, other) in enumerate(cells)
+    ]
+    return Claim("made-up", "ours is above", "nowhere", lambda preset: iter(found), **facts)
+
+
+@pytest.mark.parametrize(
+    ("differences", "facts", "verdict"),
+    [
+        ((5.0, 5.1, 4.9), {}, HOLDS),
+        ((-5.0, -5.1, -4.9), {}, FAILS),
+        ((5.0, 0.1, -3.0), {}, OPEN),
+        ((5.0,), {}, OPEN),
+        ((), {}, NO_RUNS),
+        ((0.1, -0.1, 0.0), {"alike": 2.0}, HOLDS),
+        ((5.0, 5.1, 4.9), {"alike": 2.0}, FAILS),
+        ((2.0, 2.1, 1.9), {"alike": 2.0}, OPEN),
+    ],
+)
+def test_verdict_is_no_stronger_than_its_interval(tmp_path, differences, facts, verdict):
+    found = selection(tmp_path)
+    fill(found, OURS, [50 + difference for difference in differences])
+    fill(found, BN, [50.0] * 3)
+    judged = judge(claim((OURS, BN), **facts), found)
+    assert judged.verdict == verdict
+    assert judged.paired.differences == pytest.approx(differences)
+
+
+def test_every_is_more_than_the_average(tmp_path):
+    """Two cells, +10 and -1 each time: above on average, but not everywhere."""
+    found = selection(tmp_path)
+    fill(found, OURS, [60.0, 60.1, 59.9])
+    fill(found, BN, [50.0] * 3)
+    fill(found, OTHER_BN, [61.0, 61.1, 60.9])
+    both = ((OURS, BN), (OURS, OTHER_BN))
+    assert judge(claim(*both), found).verdict == HOLDS
+    assert judge(claim(*both, every=True), found).verdict == FAILS
+
+
+def test_cells_with_fewer_seeds_are_named_and_not_averaged(tmp_path):
+    found = selection(tmp_path)
+    fill(found, OURS, [60.0, 60.1, 59.9])
+    fill(found, BN, [50.0] * 3)
+    fill(found, OTHER_BN, [90.0])
+    judged = judge(claim((OURS, BN), (OURS, OTHER_BN)), found)
+    assert (judged.verdict, judged.paired.n, judged.missing) == (HOLDS, 3, ("1",))
+
+
+@pytest.mark.parametrize("preset", [PAPER, NARROW, SMOKE], ids=lambda preset: preset.name)
+def test_every_claim_has_cells_whose_runs_can_be_named(preset, tmp_path):
+    found = selection(tmp_path, preset, (0,))
+    for one in CLAIMS.values():
+        cells = list(one.cells(preset))
+        assert cells, one.id
+        assert len({cell.name for cell in cells}) == len(cells), one.id
+        assert sum(sign for cell in cells for sign, _ in cell.terms) == 0
+        assert all(found.final(experiment) for cell in cells for _, experiment in cell.terms)
+        assert judge(one, found).verdict == NO_RUNS
+
+
+def test_gain_with_large_batches_is_a_difference_of_differences(tmp_path):
+    """Gains of 1 with batches of ten and of 4 with large ones."""
+    found = selection(tmp_path)
+    for cell in CLAIMS["batch-32"].cells(SMOKE):
+        for (_, experiment), value in zip(cell.terms, (44.0, 40.0, 31.0, 30.0), strict=True):
+            norm, large = experiment.norm, bool(experiment.flags)
+            assert (norm, large) == {44.0: ("adab2n", True), 40.0: ("bn", True), 31.0: ("adab2n", False)}.get(
+                value, ("bn", False)
+            )
+            fill(found, experiment, [value] * 3)
+    judged = judge(CLAIMS["batch-32"], found)
+    assert judged.paired.differences == pytest.approx((3.0, 3.0, 3.0))
+    assert judged.verdict == HOLDS
+
+
+def test_command_prints_a_verdict_for_every_claim(tmp_path, capsys):
+    found = Selection("fixed", Runs(SMOKE, str(tmp_path)), (0, 1))
+    for experiment in {one for cell in CLAIMS["cn"].cells(SMOKE) for _, one in cell.terms}:
+        fill(found, experiment, [50.0 + (experiment.norm == "cn"), 52.0 + 1.2 * (experiment.norm == "cn")])
+    assert reproduce(["claims", "--preset", "smoke", "--seeds", "0,1", "--results_path", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    place = lines.index("cannot tell   CN is moderately above BN in online Class-IL (Sec. 5, Table 3)")
+    assert "+1.10 [-0.17, +2.37] points, n = 2, wins 2 of 2, 8 of 8 cells" in lines[place + 1]
+    assert sum(line.startswith(("holds", "does not hold", "cannot tell", "no runs")) for line in lines) == len(CLAIMS)
+
+
+# --- studies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", STUDIES)
+def test_pairs_of_a_study_differ_in_flags_or_norm_alone(id):
+    cells = list(STUDIES[id].cells(NARROW))
+    assert cells
+    for cell in cells:
+        if cell.over is not None:
+            assert replace(cell.experiment, norm="", flags=()) == replace(cell.over, norm="", flags=())
+            assert cell.experiment != cell.over
+
+
+def test_narrow_is_the_papers_setting_with_a_narrow_network(tmp_path):
+    """All options but the width and the groups are those of the paper's runs."""
+    for norm in ("bn", "cn", "adab2n"):
+        experiment = Experiment("derpp", norm, "cifar100", 2000)
+        narrow, paper = (
+            resolve(Runs(preset, str(tmp_path)).options(experiment, 1)).values() for preset in (NARROW, PAPER)
+        )
+        differing = {name for name in narrow if narrow[name] != paper[name]}
+        assert differing == ({"num_filters", "groups"} if norm == "cn" else {"num_filters"})
+        assert narrow["num_filters"] / narrow.get("groups", 8) == paper["num_filters"] / paper.get("groups", 32)
+
+
+def test_core_has_the_72_runs_of_the_evidence():
+    found = Selection("fixed", Runs(NARROW), NARROW.seeds)
+    assert len(needed([STUDIES["core"]], found)[0]) == 72
+    [part] = chosen_plans(["core:cifar10"], NARROW)
+    runs, _ = needed([part], found)
+    assert len(runs) == 36
+    assert {run.known_options["dataset"] for run in runs.values()} == {"seq-cifar10"}
+
+
+def test_part_of_a_plan_on_unknown_data_is_refused():
+    with pytest.raises(UsageError, match="core:cifar: preset narrow has no data 'cifar'; it has cifar10, "):
+        chosen_plans(["core:cifar"], NARROW)
+    with pytest.raises(UsageError, match="unknown table, figure or study 'cor'; did you mean core"):
+        chosen_plans(["cor"], NARROW)
+
+
+def test_a_study_is_tabulated_as_a_table(tmp_path):
+    found = selection(tmp_path)
+    [cell] = [
+        cell
+        for cell in STUDIES["batching"].cells(SMOKE)
+        if cell.row == "DER++: BN, joint over separate"
+        and cell.column[0] == "Class-IL"
+        and cell.experiment.data == "cifar10"
+    ]
+    fill(found, cell.experiment, [51.0, 52.0, 53.0])
+    fill(found, cell.over, [50.0, 50.0, 50.0])
+    table = tabulate(STUDIES["batching"], found)
+    assert table.results[(cell.group, cell.row), cell.column].values == [1.0, 2.0, 3.0]
+
+
+# --- records beside the code ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    folder = tmp_path / "measured"
+    monkeypatch.setattr(runs_module, "MEASURED", folder)
+    monkeypatch.setattr(Runs.__init__, "__defaults__", (*Runs.__init__.__defaults__[:-1], folder))
+    return folder
+
+
+def test_kept_records_count_wherever_results_are(tmp_path, measured, capsys):
+    found = Selection("fixed", Runs(SMOKE, str(tmp_path / "here")), (0,))
+    runs = [found.final(experiment)[0] for experiment in (OURS, BN)]
+    finish(runs[0], 60.0)
+    finish(runs[1], 50.0, status="failed", reason="it diverged")
+    words = ["--preset", "smoke", "--results_path", str(tmp_path / "here")]
+    assert reproduce(["keep", "core", *words]) == 0
+    assert capsys.readouterr().out == "1 finished and 1 failed runs kept; 2 of 24 are there now\n"
+    assert reproduce(["keep", "core", *words]) == 0
+    assert capsys.readouterr().out == "0 finished and 0 failed runs kept; 2 of 24 are there now\n"
+    elsewhere = Runs(SMOKE, str(tmp_path / "elsewhere"))
+    again = elsewhere.of(OURS, 0)
+    assert elsewhere.state(again) == DONE
+    assert (
+        elsewhere.record(again)["results"] == json.loads((measured / again.name / "record.json").read_text())["results"]
+    )
+    assert elsewhere.record(elsewhere.of(BN, 0)) is None
+    assert [record["run"] for record in elsewhere.all_records()] == [again.name]
+
+
+def test_damaged_records_are_not_kept(tmp_path, measured, capsys):
+    found = Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,))
+    run = found.final(BN)[0]
+    finish(run, 50.0)
+    path = run.folder / "record.json"
+    path.write_text(path.read_text().replace("50.0", "90.0"))
+    assert reproduce(["keep", "core", "--preset", "smoke", "--results_path", str(tmp_path)]) == 0
+    ended = capsys.readouterr()
+    assert ended.out.startswith("0 finished and 0 failed")
+    assert "its seal does not match" in ended.err
+    assert not measured.exists()

@@ -40,6 +40,10 @@ class Normalization:
     means: tuple[torch.Tensor, ...] = ()  # (C,) each: the statistics that these layers normalized with
     variances: tuple[torch.Tensor, ...] = ()
     group_weights: torch.Tensor | None = None  # (groups, all layers): each group's weight in them; None: plain batch
+    # (N,) for each of these layers: the samples' weights in these statistics, and in what the running ones learn from;
+    # None: all count the same.
+    sample_weights: tuple[torch.Tensor | None, ...] = ()
+    running_weights: tuple[torch.Tensor | None, ...] = ()
     penalty: torch.Tensor | None = None  # to be added to the loss with the norm's weight; None if not asked for
 
 

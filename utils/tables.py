@@ -6,6 +6,9 @@ TITLES = {"class_il": "Class-IL", "task_il": "Task-IL", "domain_il": "Domain-IL"
 METRICS = {
     "faa": "final average accuracy (FAA)",
     "caa": "average over the run (CAA)",
+    "aaa": "average anytime accuracy (AAA)",
+    "wc_acc": "worst-case accuracy (WC-ACC)",
+    "learning_accuracy": "learning accuracy",
     "forgetting": "forgetting",
     "forgetting_as_published": "forgetting, as in the paper's table",
     "bwt": "backward transfer (BWT)",
@@ -42,7 +45,8 @@ def accuracy_table(setting: str, matrix: list[list[float | None]]) -> str:
 def metrics_table(metrics: dict[str, dict[str, float | None]]) -> str:
     settings = list(metrics)
     rows = [["summary, %", *(TITLES[setting] for setting in settings)]]
-    rows += [[title, *(percent(metrics[s][name]) for s in settings)] for name, title in METRICS.items()]
+    known = {name: title for name, title in METRICS.items() if any(name in metrics[s] for s in settings)}
+    rows += [[title, *(percent(metrics[s][name]) for s in settings)] for name, title in known.items()]
     return aligned(rows)
 
 

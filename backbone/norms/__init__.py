@@ -33,9 +33,13 @@ class NormFactory:
         self.options = {name: value for name, value in options.items() if name not in taken}
         if "shared" in entry.traits:
             self.options["shared"] = self.shared
+        self.n_built = 0
 
     def __call__(self, channels: int, *, spatial: tuple[int, ...] | None = None) -> nn.Module:
-        return self.entry.build(channels, spatial=spatial, **self.options)
+        layer = self.entry.build(channels, spatial=spatial, **self.options)
+        layer.norm_number = self.n_built  # by which a network's norm layers are known
+        self.n_built += 1
+        return layer
 
 
 def norm_factory(name: str, **options: Any) -> NormFactory:

@@ -156,6 +156,7 @@ class BatchNormFamily(SharedNormState):
         if not numbers:
             return Normalization()
         layers, done = zip(*(this.done[number] for number in numbers), strict=True)
+        weights = [this.weights_of(number) for number in numbers]
         batch = [found.running_mu for found in done] + [found.running_sigma2 for found in done]
         running = [layer.running_mean for layer in layers] + [layer.running_var for layer in layers]
         with torch.no_grad():
@@ -166,6 +167,8 @@ class BatchNormFamily(SharedNormState):
             means=tuple(found.mu for found in done),
             variances=tuple(found.sigma2 for found in done),
             group_weights=None if this.weights is None else this.weights.of_groups,
+            sample_weights=tuple(by.weights for by in weights),
+            running_weights=tuple(by.weights if by.running is None else by.running for by in weights),
             penalty=self.after_update(layers, batch, running, this.penalized),
         )
 

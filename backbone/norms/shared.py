@@ -22,7 +22,8 @@ from utils.step import Batch, Normalization
 class ForwardPass:
     """One training forward: what its layers look up, and what they did once it is over."""
 
-    report = Normalization()
+    def __init__(self):
+        self.report = Normalization()  # one of its own: forwards are told apart by it
 
 
 class SharedNormState(nn.Module):

@@ -43,6 +43,8 @@ class Run:
         """The words after `main.py`."""
         words = []
         for name, value in self.options:
+            if isinstance(value, tuple | list):
+                value = value if name == "plugins" else [",".join(value)]
             words += [f"--{name}", *(map(str, value) if isinstance(value, tuple | list) else [str(value)])]
         return words
 

@@ -6,7 +6,20 @@ import argparse
 import os
 from dataclasses import dataclass
 
-from utils.config.options import ByFidelity, Option, Rule, SameAs, choice, flag, folder, integer, number, path, text
+from utils.config.options import (
+    ByFidelity,
+    Option,
+    Rule,
+    SameAs,
+    choice,
+    choices,
+    flag,
+    folder,
+    integer,
+    number,
+    path,
+    text,
+)
 from utils.config.plugins import PLUGINS_VARIABLE
 from utils.device import device_name
 
@@ -117,6 +130,13 @@ TRAINING = (
     ),
     Option("n_epochs", integer(1, 10**6), "epochs per task"),
     Option("batch_size", integer(1, 10**6), "images of the stream in a step"),
+    Option(
+        "eval_every",
+        integer(1),
+        "steps between evaluations while a task is trained, beside those at task ends: for accuracy curves, AAA and "
+        "worst-case accuracy",
+        neutral=None,
+    ),
     Option("lr", number(0), "learning rate", default=0.03),
     Option("optim_wd", number(0), "weight decay", default=0.0),
     Option("optim_mom", number(0, 1), "momentum of SGD", default=0.0),
@@ -159,6 +179,15 @@ OUTPUT = (
     ),
     Option("save_model", flag, "write the final network as model.safetensors", default=False, changes_numbers=False),
     Option("log_every", integer(1, 10**6), "steps between two lines of the log", default=50, changes_numbers=False),
+    Option(
+        "probe",
+        choices("stability", "statistics", "weights"),
+        "record what the norm layers do in every step: gradients and their similarity to the representation, norms of "
+        "the statistics, weights of the tasks in them; changes no number",
+        default=(),
+        changes_numbers=False,
+    ),
+    Option("probe_every", integer(1, 10**6), "steps between two recorded ones", default=1, changes_numbers=False),
     Option("non_verbose", flag, "no progress bar", default=False, changes_numbers=False),
     Option("notes", text, "a remark to keep in the record", changes_numbers=False),
     Option("wandb_project", text, "log to this Weights & Biases project", changes_numbers=False),

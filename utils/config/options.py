@@ -142,6 +142,18 @@ def choice(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def choices(*names: str) -> Callable[[str], tuple[str, ...]]:
+    """Some of these names, separated by commas, or `none`."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        chosen = () if text == "none" else tuple(text.split(","))
+        if not set(chosen) <= set(names) or len(set(chosen)) < len(chosen):
+            raise _refuse(f"some of {', '.join(names)}, separated by commas, or none", text)
+        return tuple(name for name in names if name in chosen)
+
+    return parse
+
+
 def text(value: str) -> str:
     try:
         value.encode()

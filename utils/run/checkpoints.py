@@ -25,7 +25,7 @@ from utils.files import write_atomically
 from utils.run.sources import changed_sources, shortened
 
 # Raised when today's code could not continue from a file of yesterday's.
-FORMAT = 3
+FORMAT = 4
 KEPT = 2
 
 
@@ -160,6 +160,7 @@ class Checkpoints:
     def remove(self) -> None:
         for path in self.leftovers():
             path.unlink(missing_ok=True)
+        self.last_step, self.code_changes = 0, []
 
 
 def _plain_state(payload: memoryview) -> dict[str, Any]:

@@ -24,14 +24,35 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
         raise RunFailed(f"cannot write to {folder.path}: {error.strerror}; make room and try again") from error
     training.checkpoints = folder.checkpoints
     training.conditions = _noted(conditions(training.method.net), state["conditions"] if state else [])
-    training.observers = build_observers(config, len(training.stream.train_sizes), folder, fresh=state is None)
+    n_tasks = len(training.stream.train_sizes)
+    training.observers = build_observers(config, training.method, n_tasks, folder, fresh=state is None)
     status, outcome = _attempt(training, state)
-    if status == "finished":
-        status, outcome = _with_model(training, folder, outcome)
+    for further in (_with_recordings, _with_model):
+        if status == "finished":
+            status, outcome = further(training, folder, outcome)
     record = folder.end(status, outcome | {"conditions": training.conditions}, spec)
     for observer in training.observers:
         observer.on_end(record)
     return record
+
+
+def _with_recordings(training: Training, folder: RunFolder, outcome: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Those of this attempt, and those that a run repeated for them had before: they are of the same steps."""
+    if folder.is_repeated and not folder.agrees(outcome):
+        return "failed", {
+            "reason": "repeated for its recordings, the run came to other results than its record has, perhaps under "
+            "other conditions (threads, device, versions); --rerun replaces the record"
+        }
+    config, recordings = training.config, folder.recordings()
+    if config.probe:
+        from utils.run.probes import Probe, write_recording
+
+        try:
+            probes = [observer for observer in training.observers if isinstance(observer, Probe)]
+            recordings |= {probe.name: write_recording(folder.path, probe) for probe in probes}
+        except OSError as error:
+            return "failed", {"reason": f"cannot write recordings to {folder.path}: {error.strerror}; make room"}
+    return "finished", outcome | ({"recordings": recordings} if recordings else {})
 
 
 def _with_model(training: Training, folder: RunFolder, outcome: dict[str, Any]) -> tuple[str, dict[str, Any]]:

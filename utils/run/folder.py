@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +36,8 @@ class RunFolder:
         self.failed_rerun_path = self.path / "record.rerun.json"
         self.sources = sources_of(config)  # now: files may be edited while the run is under way
         self.is_again = False  # is the attempt under way that of a run that is finished?
+        self.is_repeated = False  # only for recordings: its results must be those of the record
+        self.before: dict | None = None  # that record
 
     @cached_property
     def checkpoints(self) -> Checkpoints:
@@ -82,11 +85,37 @@ class RunFolder:
                 f"this run was finished {made_on(record)} by code that has changed since: {shortened(changed)}; "
                 "--rerun trains it again, --accept_changed_code takes the old number"
             )
+        if self.lacking(record):
+            return None
         print(f"note: finished {made_on(record)}, not trained again", file=sys.stderr)
         if changed:
             print(f"note: by code that has changed since: {shortened(changed)}", file=sys.stderr)
         self._tidy(record)
         return record
+
+    def lacking(self, record: dict) -> list[str]:
+        """The recordings that are asked for and not there."""
+        if not self.config.probe:
+            return []
+        from utils.run.probes import has_recording
+
+        return [name for name in self.config.probe if not has_recording(self.path, name, record)]
+
+    def _unrecorded(self, state: dict) -> list[str]:
+        """Of those, what a checkpoint has not recorded up to its step."""
+        if not self.config.probe:
+            return []
+        from utils.run.probes import PROBES
+
+        return [name for name in self.config.probe if PROBES[name].__name__ not in state["observers"]]
+
+    def recordings(self) -> dict[str, str]:
+        """Of the attempt before, where this one repeats it."""
+        return dict(self.before.get("recordings", {})) if self.is_repeated else {}
+
+    def agrees(self, outcome: dict) -> bool:
+        """Did the repeated attempt come to the results of the one before?"""
+        return json.loads(json.dumps(outcome["results"])) == self.before["results"]
 
     def _tidy(self, record: dict) -> None:
         """What a run that was killed right after its record has left; an interrupted --rerun is not among it."""
@@ -105,13 +134,20 @@ class RunFolder:
         The record of a failed attempt no longer holds; a finished one does, until there is another.
         """
         finished, config = self.finished_record(), self.config
-        self.is_again = finished is not None
+        self.before, self.is_again = finished, finished is not None
+        self.is_repeated = self.is_again and not config.rerun
+        if self.is_repeated:
+            lacking = ", ".join(self.lacking(finished))
+            print(f"note: finished {made_on(finished)}, trained again to record {lacking}", file=sys.stderr)
         state = self.checkpoints.take_up(
             after=finished["attempt"] if finished else 0,
-            rerun=config.rerun,
+            rerun=config.rerun or self.is_again,
             accept=config.accept_changed_code,
             restart=config.restart_changed_code,
         )
+        if state is not None and (unrecorded := self._unrecorded(state)):
+            print(f"note: starts over: its checkpoint has no recording of {', '.join(unrecorded)}", file=sys.stderr)
+            state = self.checkpoints.remove()
         if state is not None:
             print(f"note: goes on from step {self.checkpoints.last_step}", file=sys.stderr)
         write_json(self.path / "config.json", plain(config))

@@ -1,7 +1,8 @@
 """Metrics of an accuracy matrix: a[i][j] is the accuracy (%) on task j after training task i, None if not measured.
 
-`untrained[j]` is the accuracy of the network before any training; None where classes that were not trained have no
-score. A run with one row (joint training) has no forgetting and no transfer: those are None.
+`points[i]` are the accuracies on the tasks up to i that were measured while task i was trained, in their order, its end
+included. `untrained[j]` is the accuracy of the network before any training; None where classes that were not trained
+have no score. A run with one row (joint training) has no forgetting and no transfer: those are None.
 """
 
 from __future__ import annotations
@@ -51,8 +52,38 @@ def forward_transfer(a: Matrix, untrained: list[float] | None) -> float | None:
     return mean([a[j - 1][j] - untrained[j] for j in range(1, last + 1)]) if last and untrained else None
 
 
-def summary(a: Matrix, untrained: list[float] | None) -> dict[str, float | None]:
+def learning_accuracy(a: Matrix) -> float | None:
+    """Of every task right after it was trained."""
+    return mean([a[i][i] for i in range(len(a))]) if len(a) > 1 else None
+
+
+def average_anytime_accuracy(points: list[list[list[float]]]) -> float:
+    """Mean over all points of the mean accuracy on the tasks seen so far."""
+    return mean([mean(row) for of_task in points for row in of_task])
+
+
+def minimum_accuracy(points: list[list[list[float]]]) -> float | None:
+    """Mean over all tasks but the last of the lowest accuracy at any point after the task's end."""
+    last = len(points) - 1
+    lowest = [min(row[i] for later in points[i + 1 :] for row in later) for i in range(last)]
+    return mean(lowest) if last else None
+
+
+def worst_case_accuracy(points: list[list[list[float]]]) -> float | None:
+    """The last task's accuracy at its end, and the lowest of the others, each task with the same weight."""
+    k, lowest = len(points), minimum_accuracy(points)
+    return None if lowest is None else points[-1][-1][-1] / k + (1 - 1 / k) * lowest
+
+
+def summary(
+    a: Matrix, untrained: list[float] | None, points: list[list[list[float]]] | None = None
+) -> dict[str, float | None]:
+    points = points or [[row if len(a) == 1 else row[: i + 1]] for i, row in enumerate(a)]  # the ends of tasks
     return {
+        "aaa": average_anytime_accuracy(points),
+        "learning_accuracy": learning_accuracy(a),
+        "min_acc": minimum_accuracy(points),
+        "wc_acc": worst_case_accuracy(points),
         "faa": final_average_accuracy(a),
         "caa": cumulative_average_accuracy(a),
         "forgetting": forgetting(a),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from models.method import Method
 from utils.config.arguments import Config
 from utils.errors import UsageError
 from utils.files import write_json
@@ -30,7 +31,11 @@ class Observer:
 
     def on_log(self, event: dict[str, Any]) -> None: ...
 
-    def on_evaluation(self, event: dict[str, Any]) -> None: ...
+    def on_point(self, event: dict[str, Any]) -> None:
+        """An evaluation while a task is trained, with `--eval_every`."""
+
+    def on_evaluation(self, event: dict[str, Any]) -> None:
+        """At the end of a task."""
 
     def on_end(self, record: dict[str, Any]) -> None: ...
 
@@ -112,6 +117,9 @@ class JsonLines(Observer):
 
     def on_log(self, event):
         self._write("log", event)
+
+    def on_point(self, event):
+        self._write("point", event)
 
     def on_evaluation(self, event):
         self._write("evaluation", event)
@@ -197,6 +205,10 @@ class WandbRun(Observer):
         values = {name: event[name] for name in ("loss", "task", "lr") if event[name] is not None}
         self._send(0, values, event["step"])
 
+    def on_point(self, event):
+        values = {f"{setting}/while_training": value for setting, value in event["mean"].items()}
+        self._send(1, values, event["step"])
+
     def on_evaluation(self, event):
         values = {"task": event["task"]}
         for setting, row in event["accuracy"].items():
@@ -220,9 +232,13 @@ def _in_one_line(error: Exception) -> str:
     return " ".join(" ".join(lines).split()).rstrip(".") or type(error).__name__
 
 
-def build_observers(config: Config, n_tasks: int, folder: RunFolder, *, fresh: bool) -> list[Observer]:
+def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFolder, *, fresh: bool) -> list[Observer]:
     """Which of them a run has, by its options."""
     observers: list[Observer] = [JsonLines(folder.log_of_attempt)]
+    if config.probe:
+        from utils.run.probes import PROBES
+
+        observers += [PROBES[name](method, config.probe_every) for name in config.probe]
     if sys.stderr.isatty() and not config.non_verbose:
         observers.append(ProgressBar(n_tasks))
     if config.wandb_project:

@@ -97,6 +97,7 @@ class Training:
         self.conditions: list[dict] = []  # that the processes of this run have been under
         self.untrained: dict[str, list[float]] = {}
         self.rows: dict[str, list[list[float]]] = {}
+        self.points: list[dict] = []  # evaluations while training, between the ends of tasks
         self.training_time, self.wall_time = Stopwatch(), Stopwatch()
         device = next(method.net.parameters()).device
         # Losses since the last log line stay on the device; reading them is the only wait of the loop.
@@ -183,6 +184,9 @@ class Training:
             del step  # its activations, before the next ones are made
             if self.unlogged >= config.log_every or cursor.batch == n_batches:
                 self._log(lr)
+            at_end = cursor.batch == n_batches and cursor.epoch == config.n_epochs - 1  # which is evaluated anyway
+            if config.eval_every and cursor.step % config.eval_every == 0 and not at_end:
+                self._evaluate_point()
             stop = self.signals.received is not None  # read once: a signal that comes later waits for the next step
             if self.checkpoints and (stop or self.checkpoints.due(cursor.step)):
                 self._save()
@@ -223,6 +227,7 @@ class Training:
             "buffer": None if method.buffer is None else method.buffer.state_dict(),
             "untrained": self.untrained,
             "rows": self.rows,
+            "points": self.points,
             "losses": self.losses[: len(self.loss_steps)].tolist(),
             "penalties": self.penalties[: len(self.loss_steps)].tolist(),
             "before": self.before,
@@ -246,7 +251,7 @@ class Training:
             method.buffer.load_state_dict(state["buffer"])
         method.load_state_dict(state["method"])
         self.cursor = Cursor(**state["cursor"])
-        self.untrained, self.rows = state["untrained"], state["rows"]
+        self.untrained, self.rows, self.points = state["untrained"], state["rows"], state["points"]
         self.loss_steps, self.unlogged, method.left_out = state["loss_steps"], state["unlogged"], state["left_out"]
         # One line for all of them, should `--log_every` be smaller now.
         room = max(self.config.log_every, len(self.loss_steps) + 1)
@@ -316,6 +321,24 @@ class Training:
         means = {setting: metrics.mean(row[:trained]) for setting, row in results.items()}
         self._tell("on_evaluation", {"step": self.cursor.step, "task": task, "accuracy": results, "mean": means})
 
+    def _evaluate_point(self) -> None:
+        """While a task is trained, on the tasks seen so far."""
+        self.training_time.stop()
+        joint, task = len(self.stream.train_sizes) == 1, self.cursor.task
+        results = self._evaluate(range(self.stream.spec.n_tasks if joint else task + 1))
+        point = {"step": self.cursor.step, "task": task, "accuracy": results}
+        self.points.append(point)
+        self._tell("on_point", point | {"mean": {setting: metrics.mean(row) for setting, row in results.items()}})
+        self.method.net.train()
+        self.training_time.start()
+
+    def _points_by_task(self, setting: str) -> list[list[list[float]]]:
+        """Those of every task and its end."""
+        rows = self.rows[setting]
+        found = [[point["accuracy"][setting] for point in self.points if point["task"] == i] for i in range(len(rows))]
+        joint = len(self.stream.train_sizes) == 1
+        return [[*within, rows[i] if joint else rows[i][: i + 1]] for i, within in enumerate(found)]
+
     def _outcome(self) -> dict:
         results, scored = {}, self.method.scores_unseen_classes
         for setting, rows in self.rows.items():
@@ -324,8 +347,12 @@ class Training:
             results[setting] = {
                 "matrix": matrix,
                 "untrained": self.untrained[setting],
-                "metrics": metrics.summary(matrix, self.untrained[setting] if scored else None),
+                "metrics": metrics.summary(
+                    matrix, self.untrained[setting] if scored else None, self._points_by_task(setting)
+                ),
             }
+            if self.config.eval_every:
+                results[setting]["points"] = [point | {"accuracy": point["accuracy"][setting]} for point in self.points]
         return {
             "results": results,
             "steps": self.cursor.step,

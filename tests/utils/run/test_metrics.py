@@ -43,11 +43,23 @@ def test_forward_transfer():
     assert metrics.forward_transfer(ODD, UNTRAINED) == pytest.approx((67 + 5) / 2)
 
 
+def test_measures_of_a_whole_run():
+    """Two tasks; measured twice within the first and once within the second, before their ends."""
+    points = [[[30.0], [50.0], [90.0]], [[20.0, 40.0], [60.0, 80.0]]]
+    assert metrics.average_anytime_accuracy(points) == pytest.approx((30 + 50 + 90 + 30 + 70) / 5)
+    assert metrics.minimum_accuracy(points) == 20.0  # not 30: that was before the first task's end
+    assert metrics.worst_case_accuracy(points) == pytest.approx(80 / 2 + 20 / 2)
+
+
 def test_summary_of_a_run():
     assert metrics.summary(ODD, UNTRAINED) == pytest.approx(
         {
             "faa": 75.0,
             "caa": (80 + 77.5 + 75) / 3,
+            "aaa": (80 + 77.5 + 75) / 3,
+            "learning_accuracy": (80 + 70 + 95) / 3,
+            "min_acc": (85 + 40) / 2,
+            "wc_acc": 95 / 3 + 2 / 3 * 62.5,
             "forgetting": 12.5,
             "forgetting_as_published": 17.5,
             "bwt": -10.0,
@@ -60,6 +72,10 @@ def test_summary_of_joint_training():
     assert metrics.summary([[30.0, 60.0, 90.0]], UNTRAINED) == {
         "faa": 60.0,
         "caa": 60.0,
+        "aaa": 60.0,
+        "learning_accuracy": None,
+        "min_acc": None,
+        "wc_acc": None,
         "forgetting": None,
         "forgetting_as_published": None,
         "bwt": None,

@@ -18,7 +18,7 @@ from utils.config.arguments import resolve
 from utils.run import sources
 from utils.run.sources import changed_sources, shortened, sources_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def closure(**selected) -> set[str]:

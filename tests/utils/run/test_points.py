@@ -1,0 +1,85 @@
+"""Evaluations while a task is trained, `--eval_every`: where they are, and that they change nothing else."""
+
+import json
+
+import pytest
+from conftest import runner
+
+from tests.helpers import build_run, make_spec, make_stream, run_config
+from tests.models.cut_off import Killed, Steps, watched_by
+from utils.run.observers import Observer
+from utils.run.training import Training
+
+SPEC = make_spec(n_tasks=3, n_classes=6)  # ten images and three batches a task
+
+
+class Curve(Observer):
+    def __init__(self):
+        self.losses, self.points, self.evaluations = [], [], []
+
+    def on_step(self, step):
+        self.losses.append(step.loss.item())
+
+    def on_point(self, event):
+        self.points.append((event["step"], event["task"], len(event["accuracy"]["class_il"])))
+
+    def on_evaluation(self, event):
+        self.evaluations.append(event["step"])
+
+
+def trained(model: str = "er", **changes) -> tuple[Curve, dict]:
+    config, stream, curve = (
+        run_config(model, "adab2n" if model == "er" else "bn", **changes),
+        make_stream(SPEC),
+        Curve(),
+    )
+    if model == "joint":
+        stream = stream.merged()
+    _, method = build_run(config, stream)
+    return curve, Training(config, stream, method, observers=[curve]).run()
+
+
+def test_points_are_between_the_ends_of_tasks_on_the_tasks_seen_so_far():
+    curve, outcome = trained(eval_every=2)
+    assert curve.evaluations == [3, 6, 9]
+    assert curve.points == [(2, 0, 1), (4, 1, 2), (8, 2, 3)]  # the sixth step ends a task
+    kept = outcome["results"]["class_il"]["points"]
+    assert [(point["step"], point["task"]) for point in kept] == [(2, 0), (4, 1), (8, 2)]
+    found = outcome["results"]["class_il"]
+    means = [sum(point["accuracy"]) / len(point["accuracy"]) for point in kept]
+    ends = [sum(row[: i + 1]) / (i + 1) for i, row in enumerate(found["matrix"])]
+    assert found["metrics"]["aaa"] == pytest.approx(sum(means + ends) / 6)
+
+
+def test_joint_training_is_measured_on_all_tasks():
+    curve, outcome = trained("joint", eval_every=5)
+    assert curve.points == [(5, 0, 3)]
+    assert outcome["results"]["task_il"]["metrics"]["wc_acc"] is None
+
+
+def test_points_change_no_step_and_no_accuracy():
+    plain, without = trained()
+    curve, outcome = trained(eval_every=1)
+    assert curve.losses == plain.losses
+    for setting, result in outcome["results"].items():
+        assert result["matrix"] == without["results"][setting]["matrix"]
+    assert plain.points == []
+    assert "points" not in without["results"]["class_il"]
+
+
+WORDS = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8"]
+WORDS += ["--batch_size", "40", "--checkpoint_every", "2", "--eval_every", "3"]
+
+
+def test_a_run_that_is_cut_off_has_the_same_points(tmp_path):
+    whole = runner(tmp_path / "whole")(*WORDS)
+    with watched_by(Steps(last=17)), pytest.raises(Killed):
+        runner(tmp_path / "cut")(*WORDS)
+    again = runner(tmp_path / "cut")(*WORDS)
+    assert again.record["results"] == whole.record["results"]
+    logs = [
+        [json.loads(line) for line in (ended.folder / "metrics.jsonl").read_text().splitlines()]
+        for ended in (whole, again)
+    ]
+    points = [[line["step"] for line in log if line["event"] == "point"] for log in logs]
+    assert points[0] == points[1] != []

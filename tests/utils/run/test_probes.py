@@ -1,0 +1,358 @@
+"""Probes: what they record is what a two-layer network gives by plain formulas, and they change nothing."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import runner
+from torch.nn import functional as F
+
+from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config
+from tests.models.cut_off import Killed, Steps, watched_by
+from utils.errors import UsageError
+from utils.run.probes import PROBES, Stability, Statistics, TaskWeights, norm_layers, read_recording
+from utils.run.training import Training
+from utils.step import CURRENT, Place
+
+SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 4, 4))
+GROUPS, EPS = 4, 1e-5
+
+
+def second_task(norm: str, model: str = "er", **changes):
+    """A method that has trained a task and begun another, the stream's next batch, and its place."""
+    changes |= {"groups": GROUPS} if norm in ("gn", "cn") else {}
+    config = run_config(model, norm, dtype="float64", hidden=8, **changes)
+    stream = make_stream(SPEC)
+    net, method = build_run(config, stream)
+    net.train()
+    method.grow()
+    for number, batch in enumerate(stream.batches(0, 0, 0)):
+        method.step(batch, Place(0, number))
+    method.grow()
+    with torch.no_grad():  # scales and shifts that matter
+        for _, layer in norm_layers(net):
+            for parameter in layer.parameters():
+                parameter.add_(torch.linspace(-0.3, 0.4, parameter.numel()).view_as(parameter))
+    return method, next(stream.batches(1, 0, 0)), Place(1, 3)
+
+
+# --- the two-layer network by hand ------------------------------------------------------------------------------------
+
+
+def normalized(norm: str, a: torch.Tensor, weights: torch.Tensor):
+    """The representation, and the batch statistics it was made with."""
+    if norm in ("gn", "cn"):
+        grouped = a.view(len(a), GROUPS, -1)
+        grouped = (grouped - grouped.mean(2, keepdim=True)) / (grouped.var(2, correction=0, keepdim=True) + EPS).sqrt()
+        a = grouped.view_as(a)
+    if norm == "gn":
+        return a, None
+    mean = (weights.unsqueeze(1) * a).sum(0)
+    var = (weights.unsqueeze(1) * (a - mean) ** 2).sum(0)
+    return (a - mean) / (var + EPS).sqrt(), (mean, var)
+
+
+def by_hand(norm: str, net, inputs, by_layer):
+    """Logits, and of both layers the representation (which keeps its gradient) and the statistics."""
+    out, seen = inputs.flatten(1), []
+    for linear, layer, weights in ((net.linear1, net.norm1, by_layer[0]), (net.linear2, net.norm2, by_layer[1])):
+        hat, statistics = normalized(norm, linear(out), weights)
+        hat.retain_grad()
+        last = layer[-1] if norm == "cn" else layer
+        scaled = hat if last.weight is None else last.weight * hat + last.bias
+        seen.append((hat, statistics))
+        out = F.relu(scaled)
+    return net.classifier(out), seen
+
+
+@pytest.mark.parametrize("norm", ["bn", "cn", "gn", "adab2n"])
+def test_stability_and_statistics_of_a_step(norm):
+    method, batch, place = second_task(norm, **({"lambd": 0.0} if norm == "adab2n" else {}))
+    before = copy.deepcopy(method.net)
+    probes = [Stability(method)] + ([] if norm == "gn" else [Statistics(method)])
+    step = method.step(batch, place)
+    for probe in probes:
+        probe.on_step(step)
+    inputs = torch.cat([one.inputs for one in step.batches.values()])
+    labels = torch.cat([one.labels for one in step.batches.values()])
+    tasks = torch.cat([one.tasks for one in step.batches.values()])
+    weights = torch.full((len(tasks),), 1 / len(tasks), dtype=torch.float64)
+    if norm == "adab2n":
+        counts = torch.stack([(tasks == task).sum() for task in range(2)])
+        pseudo = [torch.stack([psi[layer] for psi in before.norms.psi]).exp() + counts for layer in (0, 1)]
+        by_layer = [((p / p.sum())[tasks] / counts[tasks]).detach() for p in pseudo]
+    else:
+        by_layer = [weights, weights]
+    logits, seen = by_hand(norm, before, inputs, by_layer)
+    loss = F.cross_entropy(logits, labels)
+    loss.backward()
+    stability = probes[0].recording()
+    assert_close(stability["loss"], [loss.item()], rtol=1e-6)
+    dots, hats, grads = [], [], []
+    for number, (hat, _) in enumerate(seen):
+        dot, length, magnitude = (hat * hat.grad).sum(), hat.norm(), hat.grad.norm()
+        assert_close(stability["cosine"][0][number], (dot / length / magnitude).item(), atol=1e-6)
+        assert_close(stability["magnitude"][0][number], magnitude.item(), rtol=1e-5)
+        dots.append(dot)
+        hats.append(length**2)
+        grads.append(magnitude**2)
+    whole = sum(dots) / (sum(hats) * sum(grads)).sqrt()
+    assert_close(stability["cosine_of_all"], [whole.item()], atol=1e-6)
+    assert_close(stability["magnitude_of_all"], [sum(grads).sqrt().item()], rtol=1e-5)
+    if norm == "gn":
+        return
+    statistics = probes[1].recording()
+    for number, (_, (mean, var)) in enumerate(seen):
+        assert_close(statistics["batch_mean"][0][number], mean.norm().item(), rtol=1e-5)
+        assert_close(statistics["batch_var"][0][number], var.norm().item(), rtol=1e-5)
+    for number, (_, layer) in enumerate(norm_layers(method.net)):
+        part = layer[-1] if norm == "cn" else layer
+        assert_close(statistics["running_mean"][0][number], part.running_mean.norm().item(), rtol=1e-6)
+        assert_close(statistics["running_var"][0][number], part.running_var.norm().item(), rtol=1e-6)
+
+
+def test_separate_forwards_count_together():
+    """The similarity over both forwards is that of their representations and gradients, one after the other."""
+    method, batch, place = second_task("bn", "er_ace")
+    before, probe = copy.deepcopy(method.net), Stability(method)
+    step = method.step(batch, place)
+    probe.on_step(step)
+    assert list(step.batches) == [CURRENT, "replay"]
+    loss, seen = 0.0, []
+    for name, one in step.batches.items():
+        alike = torch.full((len(one),), 1 / len(one), dtype=torch.float64)
+        logits, layers = by_hand("bn", before, one.inputs, [alike, alike])
+        if name == CURRENT:
+            closed = torch.ones(SPEC.n_classes, dtype=torch.bool)
+            closed[int(one.labels.max()) :] = False
+            closed[one.labels] = False
+            logits = logits.masked_fill(closed, torch.finfo(torch.float64).min)
+        loss = loss + F.cross_entropy(logits, one.labels)
+        seen.append(layers[1][0])
+    loss.backward()
+    hat, gradient = torch.cat(seen), torch.cat([one.grad for one in seen])
+    assert_close(probe.recording()["cosine"][0][1], F.cosine_similarity(hat.flatten(), gradient.flatten(), 0).item(),
+                 atol=1e-6)  # fmt: skip
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def recorded(norm: str, model: str = "er", **changes) -> dict[str, np.ndarray]:
+    config, stream = run_config(model, norm, dtype="float64", **changes), make_stream(SPEC)
+    _, method = build_run(config, stream)
+    probe, kept = TaskWeights(method), Kept()
+    Training(config, stream, method, observers=[probe, kept]).run()
+    return probe.recording() | {"steps": kept.steps}
+
+
+class Kept:
+    def __init__(self):
+        self.steps = []
+
+    def on_step(self, step):
+        self.steps.append({name: batch.tasks_host.tolist() for name, batch in step.batches.items()})
+
+    def __getattr__(self, name):
+        if name.startswith("on_"):
+            return lambda *_: None
+        raise AttributeError(name)
+
+    def state_dict(self):
+        return {}
+
+
+def test_weights_of_bn_are_the_shares_of_the_tasks_and_their_running_average():
+    found = recorded("bn")
+    effective = np.zeros(3)
+    for number, batches in enumerate(found["steps"]):
+        tasks = np.concatenate(list(batches.values()))
+        share = np.bincount(tasks, minlength=3) / len(tasks)
+        effective = 0.9 * effective + 0.1 * share
+        for layer in range(2):
+            assert_close(found["weight"][number][:, layer], share, atol=1e-6)
+            assert_close(found["effective"][number][:, layer], effective, atol=1e-6)
+    assert found["step"].tolist() == list(range(9))
+    assert found["task"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert found["layers"].tolist() == ["norm1", "norm2"]
+
+
+def test_every_forward_moves_the_running_statistics():
+    found = recorded("bn", "er_ace")
+    effective = np.zeros(3)
+    for number, batches in enumerate(found["steps"]):
+        shares = [np.bincount(tasks, minlength=3) / len(tasks) for tasks in batches.values()]
+        for share in shares:
+            effective = 0.9 * effective + 0.1 * share
+        assert_close(found["weight"][number][:, 0], np.mean(shares, axis=0), atol=1e-6)
+        assert_close(found["effective"][number][:, 0], effective, atol=1e-6)
+
+
+def test_cumulative_average_gives_every_batch_the_same_weight():
+    found = recorded("cma")
+    shares = [
+        np.bincount(np.concatenate(list(b.values())), minlength=3) / sum(map(len, b.values())) for b in found["steps"]
+    ]
+    assert_close(found["effective"][-1][:, 1], np.mean(shares, axis=0), atol=1e-6)
+
+
+def test_weights_of_adab2n_are_its_own():
+    """psi stays near 0 with a small learning rate: p_t = (1 + N_t) / (tasks + N)."""
+    found = recorded("adab2n", lr=1e-9, lambd=0.0)
+    eta, effective = 0.1**0.7, np.zeros(3)
+    for number, batches in enumerate(found["steps"]):
+        tasks = np.concatenate(list(batches.values()))
+        begun = number // 3 + 1
+        counts = np.bincount(tasks, minlength=3)
+        share = (1 + counts[:begun]) / (begun + counts.sum()) * (counts[:begun] > 0)
+        share = counts[:begun] / counts.sum() if len(batches) == 1 else share
+        share = np.concatenate([share, np.zeros(3 - begun)])
+        assert_close(found["weight"][number][:, 0], share, atol=1e-6)
+        effective = (1 - eta) * effective + eta * share
+        eta = eta / (eta + 0.9**0.7)
+        assert_close(found["effective"][number][:, 1], effective, atol=1e-6)
+
+
+def test_balanced_norms_have_other_weights_for_their_running_statistics():
+    found = recorded("bnt")
+    tasks = np.concatenate(list(found["steps"][-1].values()))
+    present = np.unique(tasks)
+    moved = (found["effective"][-1][:, 0] - 0.9 * found["effective"][-2][:, 0]) / 0.1
+    assert_close(moved[present], np.full(len(present), 1 / len(present)), atol=1e-5)
+    assert_close(found["weight"][-1][:, 0], np.bincount(tasks, minlength=3) / len(tasks), atol=1e-6)
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+WORDS = ["--model", "derpp", "--norm", "adab2n", "--dataset", "seq-digits", "--num_filters", "4", "--batch_size", "40"]
+WORDS += ["--num_threads", "1", "--save_model"]
+ALL = ["--probe", "stability,statistics,weights"]
+TIMES = {
+    "date",
+    "seconds",
+    "wall_seconds",
+    "steps_per_second",
+    "environment",
+    "seal",
+    "config",
+    "recordings",
+    "attempt",
+}
+
+
+def kept_of(record: dict) -> dict:
+    return {name: value for name, value in record.items() if name not in TIMES}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return runner(tmp_path_factory.mktemp("plain"))(*WORDS)
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    return runner(tmp_path_factory.mktemp("probed"))(*WORDS, *ALL)
+
+
+def test_a_run_with_all_probes_is_the_same_run(plain, probed):
+    assert kept_of(probed.record) == kept_of(plain.record)
+    assert (probed.folder / "model.safetensors").read_bytes() == (plain.folder / "model.safetensors").read_bytes()
+    assert probed.record["recordings"].keys() == PROBES.keys()
+    assert "recordings" not in plain.record
+    steps = plain.record["steps"]
+    assert all(len(read_recording(probed.folder, name)["step"]) == steps for name in PROBES)
+
+
+def test_a_run_that_is_cut_off_has_the_same_recordings(probed, tmp_path):
+    cut = [*WORDS, *ALL, "--checkpoint_every", "3", "--log_every", "2"]
+    with watched_by(Steps(last=20)), pytest.raises(Killed):
+        runner(tmp_path)(*cut)
+    again = runner(tmp_path)(*cut)
+    for name in PROBES:
+        one, other = read_recording(again.folder, name), read_recording(probed.folder, name)
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[key], other[key]) for key in one), name
+
+
+def test_missing_recordings_repeat_the_run_which_must_agree(tmp_path):
+    run = runner(tmp_path)
+    first = run(*WORDS)
+    asked = run(*WORDS, "--probe", "weights")
+    assert (asked.code, asked.stdout) == (
+        0,
+        first.stdout.replace(first.stdout.split("\n\n")[-1], asked.stdout.split("\n\n")[-1]),
+    )
+    assert asked.stderr.startswith("note: finished on ")
+    assert "trained again to record weights" in asked.stderr
+    assert kept_of(asked.record) == kept_of(first.record)
+    more = run(*WORDS, "--probe", "statistics")
+    assert more.record["recordings"].keys() == {"statistics", "weights"}
+    there = run(*WORDS, "--probe", "statistics,weights")
+    assert "not trained again" in there.stderr
+    (there.folder / "recordings" / "weights.npz").write_bytes(b"damaged")
+    assert "trained again to record weights" in run(*WORDS, "--probe", "weights").stderr
+
+
+def test_a_repeated_run_that_disagrees_leaves_the_record(tmp_path, monkeypatch):
+    run = runner(tmp_path)
+    first = run(*WORDS)
+    monkeypatch.setattr("utils.run.folder.RunFolder.agrees", lambda *_: False)
+    failed = run(*WORDS, "--probe", "weights")
+    assert failed.code == 1
+    assert "came to other results than its record has" in failed.stderr
+    assert json.loads((first.folder / "record.json").read_text()) == first.record
+    assert not (first.folder / "recordings").exists()
+
+
+def test_a_checkpoint_without_the_recording_starts_over(tmp_path):
+    words = [*WORDS, "--checkpoint_every", "3"]
+    with watched_by(Steps(last=20)), pytest.raises(Killed):
+        runner(tmp_path)(*words)
+    ended = runner(tmp_path)(*words, "--probe", "weights")
+    assert "note: starts over: its checkpoint has no recording of weights" in ended.stderr
+    assert read_recording(ended.folder, "weights")["step"][0] == 0
+
+
+def test_every_few_steps(tmp_path):
+    ended = runner(tmp_path)(*WORDS, "--probe", "weights", "--probe_every", "5")
+    whole = runner(tmp_path / "whole")(*WORDS, "--probe", "weights")
+    some, all_ = read_recording(ended.folder, "weights"), read_recording(whole.folder, "weights")
+    assert some["step"].tolist() == list(range(0, whole.record["steps"], 5))
+    assert np.array_equal(some["effective"], all_["effective"][::5])  # the recursion went through every step
+
+
+@pytest.mark.parametrize(
+    ("norm", "model", "probe", "reason"),
+    [
+        ("gn", "er", Statistics, "needs a norm with batch and running statistics"),
+        ("gn", "er", TaskWeights, "needs a norm with batch and running statistics"),
+        ("bn", "agem", Stability, "needs one gradient a step"),
+    ],
+)
+def test_what_cannot_be_recorded_is_refused(norm, model, probe, reason):
+    config, stream = run_config(model, norm), make_stream(SPEC)
+    _, method = build_run(config, stream)
+    with pytest.raises(UsageError, match=reason):
+        probe(method)
+
+
+def test_refusal_on_the_command_line_is_one_line(tmp_path):
+    ended = runner(tmp_path)(*WORDS[:2], "--norm", "gn", "--groups", "4", *WORDS[4:], "--probe", "weights")
+    assert (ended.code, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: --probe weights needs a norm")
+    wrong = runner(tmp_path)(*WORDS, "--probe", "weight")
+    assert wrong.stderr.startswith("error: argument --probe: must be some of stability, statistics, weights")
+
+
+def test_batches_left_out_are_not_recorded_and_leave_nothing_behind():
+    """The third batch of every task is a single image."""
+    spec = make_spec(n_tasks=2, n_classes=4, train_sizes=(9, 9))
+    config, stream = run_config("sgd", "bn"), make_stream(spec)
+    _, method = build_run(config, stream)
+    probes = [Stability(method), Statistics(method), TaskWeights(method)]
+    Training(config, stream, method, observers=probes).run()
+    assert method.left_out == 2
+    for probe in probes:
+        assert probe.recording()["step"].tolist() == [0, 1, 3, 4]

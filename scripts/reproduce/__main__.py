@@ -44,15 +44,15 @@ MANY = 10_000  # workers, jobs or attempts; more is a slip
 def parser() -> argparse.ArgumentParser:
     whole = _Parser(prog="scripts.reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = whole.add_subparsers(dest="command", required=True, parser_class=_Parser)
-    _about(commands.add_parser("list", help="tables and figures: runs needed, done, failed, missing, hours"))
-    _about(commands.add_parser("status", help="every run that is not done, and what became of it"))
+    about(commands.add_parser("list", help="tables and figures: runs needed, done, failed, missing, hours"))
+    about(commands.add_parser("status", help="every run that is not done, and what became of it"))
     report = commands.add_parser("report", help="write Markdown, LaTeX, CSV and HTML")
-    _about(report)
+    about(report)
     report.add_argument("--output", type=folder, help="folder (default: RESULTS_PATH/reports/PRESET)")
-    _about(commands.add_parser("claims", help="the paper's statements, and what the runs say of them"))
-    _about(commands.add_parser("keep", help="copy the records of these runs to results/measured, beside the code"))
+    about(commands.add_parser("claims", help="the paper's statements, and what the runs say of them"))
+    about(commands.add_parser("keep", help="copy the records of these runs to results/measured, beside the code"))
     run = commands.add_parser("run", help="run what is missing")
-    _about(run)
+    about(run)
     run.add_argument("--launcher", default="local", choices=["local", "ray", "slurm"])
     run.add_argument("--workers", type=integer(1, MANY), help="runs at a time (default: what cores or GPUs allow)")
     run.add_argument(
@@ -76,13 +76,12 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def _about(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "ids",
-        nargs="*",
-        default=["all"],
-        help="table2 ... fig5, or all (default); core ..., or studies; core:cifar10 for one data set",
-    )
+IDS = "table2 ... fig7, or all (default); core ..., or studies; core:cifar10 for one data set"
+
+
+def about(command: argparse.ArgumentParser, ids: str = IDS) -> None:
+    """The arguments that say which runs a command is about."""
+    command.add_argument("ids", nargs="*", default=["all"], help=ids)
     command.add_argument(
         "--preset",
         choices=["paper", "narrow", "cpu", "smoke"],

@@ -50,6 +50,7 @@ class Plan:
     cells: Callable[[Preset], Iterator[Cell]]
     smaller_is_better: bool = False
     note: str = ""
+    first_seed_only: bool = False  # a figure of single runs, whose recordings are large
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,41 @@ def fig5(preset):
     yield from _gains(preset, {"reservoir": (), "ring": (("buffer_mode", "ring"),)})
 
 
+def _recorded(preset: Preset, probe: str, *, joint: bool) -> Iterator[Cell]:
+    """DER++ on CIFAR-100 with the paper's three norms, and joint training, as recorded for a figure."""
+    data, flags = preset.data["cifar100"], (("probe", (probe,)),)
+    runs = {title_of(norm): Experiment("derpp", norm, "cifar100", data.buffers[0], flags)
+            for norm in ("bn", "cn", "adab2n", *preset.also)}  # fmt: skip
+    if joint:
+        runs["Joint training, BN"] = Experiment("joint", "bn", "cifar100", None, flags)
+    for row, experiment in runs.items():
+        for setting, title in SETTINGS.items():
+            yield Cell(f"{data.title}, DER++", row, (title,), experiment, faa(setting))
+
+
+OF_THE_RUNS = "Final average accuracy of the runs that are drawn, of the first seed."
+
+
+@plan("fig1", "Loss, gradient similarity and magnitude", note=OF_THE_RUNS, first_seed_only=True)
+def fig1(preset):
+    yield from _recorded(preset, "stability", joint=False)
+
+
+@plan("fig4", "Norm of the statistics of one layer", note=OF_THE_RUNS, first_seed_only=True)
+def fig4(preset):
+    yield from _recorded(preset, "statistics", joint=True)
+
+
+@plan("fig6", "Norm of the batch statistics of all layers", note=OF_THE_RUNS, first_seed_only=True)
+def fig6(preset):
+    yield from _recorded(preset, "statistics", joint=True)
+
+
+@plan("fig7", "Norm of the population statistics of all layers", note=OF_THE_RUNS, first_seed_only=True)
+def fig7(preset):
+    yield from _recorded(preset, "statistics", joint=True)
+
+
 SIGNIFICANCE_BASELINES = ("bn", "cn")
 
 
@@ -247,10 +283,6 @@ def table11(preset):
 for missing in (
     Unavailable("table7", "Share r of the current task in a batch", "the share of the current task as a knob"),
     Unavailable("table9", "ImageNet-sub, Permuted MNIST and DomainNet", "those data sets"),
-    Unavailable("fig1", "Loss, gradient similarity and magnitude", "recordings per step"),
-    Unavailable("fig4", "Norm of the statistics of one layer", "recordings per step"),
-    Unavailable("fig6", "Norm of the batch statistics of all layers", "recordings per step"),
-    Unavailable("fig7", "Norm of the population statistics of all layers", "recordings per step"),
 ):
     PLANS[missing.id] = missing
 

@@ -30,6 +30,7 @@ class Preset:
     flags: dict[str, Any] = field(default_factory=dict)  # of every run
     offline: dict[str, Any] = field(default_factory=dict)
     large_batch: int = 32
+    eval_every: int = 100  # steps, where accuracy while training is shown
     figure_norms: tuple[str, ...] = ("cn", "adab2n")  # of the figures that show gains over BN
     needs_base_path: bool = False
     also: tuple[str, ...] = ()  # further norms, a row in every table of accuracies
@@ -99,6 +100,7 @@ SMOKE = Preset(
         "offline": Data("Digits, 5 tasks", _DIGITS | {"n_tasks": 5}, (50,), (0.1, 1.0)),
     },
     offline={"n_epochs": 2},
+    eval_every=5,
     figure_norms=("adab2n",),
 )
 

@@ -114,7 +114,7 @@ class Table:
 
 
 def tabulate(plan: Plan, selection: Selection) -> Table:
-    preset = selection.runs.preset
+    preset, selection = selection.runs.preset, selection.for_plan(plan)
     table = Table(
         plan.id, plan.title, captions().get(plan.id, ""), plan.note, [], [], {}, preset.comparable,
         plan.smaller_is_better,

@@ -19,6 +19,7 @@ from utils.errors import DataMissing
 from utils.files import OwnedLock
 from utils.run.build import ABSENT, Data, epoch_sizes
 from utils.run.identity import run_name
+from utils.run.probes import has_recording
 from utils.run.records import BadRecord, read_record
 from utils.run.training import total_steps
 
@@ -54,6 +55,17 @@ class Run:
         paths = {name: str(Path(values[name]).resolve()) for name in ("base_path", "results_path") if name in values}
         options = self.known_options | paths
         return replace(self, options=tuple(options.items()), folder=self.folder.resolve())
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        return tuple(self.known_options.get("probe", ()))
+
+    def with_probes_of(self, other: Run | None) -> Run:
+        """The same run, recording also what the other does."""
+        probes = tuple(sorted({*self.probes, *(other.probes if other else ())}))
+        if probes == self.probes:
+            return self
+        return replace(self, options=tuple((self.known_options | {"probe": probes}).items()))
 
     @property
     def log(self) -> Path:
@@ -150,7 +162,18 @@ class Runs:
             record = self._finished(run.folder) or self._finished(self.measured / run.name)
             if record is not None:
                 self._records[run.name] = record
-        return self._records.get(run.name)
+        record = self._records.get(run.name)
+        if record is None or all(has_recording(run.folder, probe, record) for probe in run.probes):
+            return record
+        return self._with_recordings(run)
+
+    def _with_recordings(self, run: Run) -> dict | None:
+        """The record as it is now, if it has what the run records: a run may have been repeated for that."""
+        record = self._finished(run.folder)
+        if record is None or not all(has_recording(run.folder, probe, record) for probe in run.probes):
+            return None
+        self._records[run.name] = record
+        return record
 
     def _finished(self, folder: Path) -> dict | None:
         """One that cannot be trusted is none: reports name it, and the run itself says what to do about it."""
@@ -169,7 +192,8 @@ class Runs:
             return MISSING
         if OwnedLock.is_held(run.folder):
             return RUNNING
-        if (run.folder / "record.json").exists() or run.failure.exists():
+        unrecorded = self._finished(run.folder) is not None  # finished, and to be repeated for its recordings
+        if run.failure.exists() or (not unrecorded and (run.folder / "record.json").exists()):
             return FAILED
         return STOPPED if any(run.folder.glob("checkpoint-*.pt")) else MISSING
 

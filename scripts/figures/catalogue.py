@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from scripts.figures import recorded, tabled
 from scripts.figures.recorded import Recorded
 from scripts.figures.style import THEMES, Theme, drawn_in, save
+from scripts.figures.theory import weights_and_kappa
 from scripts.reproduce.claims import CLAIMS, judge
 from scripts.reproduce.paired import Paired
 from scripts.reproduce.plans import METHODS, PLANS, SETTINGS, Experiment, Plan
@@ -144,6 +145,11 @@ def forest(selection, theme):
 def z(selection, theme):
     ids = ("table2", "table3", "table4", "table8", "table11")
     return tabled.z_scores([tabulate(PLANS[id], selection) for id in ids], theme)
+
+
+@figure("theory", "Weights of tasks in the running statistics, as it is and as printed, and what κ balances", "")
+def theory(selection, theme):
+    return weights_and_kappa(theme)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -11,16 +11,18 @@ from scripts.reproduce import report as writing
 from scripts.reproduce.claims import CLAIMS, judge, words
 from scripts.reproduce.display import Display, duration
 from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
+from scripts.reproduce.plans import PLANS, Plan, Unavailable
 from scripts.reproduce.presets import PRESETS
 from scripts.reproduce.request import remember, set_up
 from scripts.reproduce.results import Table, other_code, tabulate, warnings
 from scripts.reproduce.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, Speed, progress_of
-from scripts.reproduce.selection import needed
+from scripts.reproduce.selection import Selection, needed
 from scripts.reproduce.sweep import Outcome, sweep, tail
 from utils.errors import UsageError
 from utils.run.checkpoints import KEPT
 from utils.run.estimate import memory_estimate
 from utils.run.records import BadRecord, read_record
+from utils.run.sources import shortened
 from utils.tables import aligned
 
 # --- list and status --------------------------------------------------------------------------------------------------
@@ -257,6 +259,9 @@ def work(arguments) -> int:
     return outcome.exit_code
 
 
+UNAVAILABLE = {id for id, plan in PLANS.items() if isinstance(plan, Unavailable)}
+
+
 # --- report -----------------------------------------------------------------------------------------------------------
 
 
@@ -267,9 +272,10 @@ def write_report(arguments) -> int:
     problems = [*untrusted(selection.runs), *warnings(tables)]
     cells = [result for table in tables for result in table.results.values()]
     filled = sum(result.complete for result in cells)
+    scale = f"Preset {preset.name}: {preset.help}; seeds {', '.join(map(str, selection.seeds))}."
     facts = [
-        f"Preset {preset.name}: {preset.help}.",
-        f"Seeds {', '.join(map(str, selection.seeds))}. {writing.SELECTION_WORDS[selection.mode]}",
+        f"{scale} {writing.SELECTION_WORDS[selection.mode]}",
+        *provenance(tables),
         f"{filled} of {len(cells)} cells have all their runs.",
         *chosen_values(tables),
     ]
@@ -281,14 +287,47 @@ def write_report(arguments) -> int:
         facts.insert(1, f"{preset.differs} {orientation}")
     folder = Path(arguments.output or Path(arguments.results_path) / "reports" / preset.name)
     try:
-        page = writing.write(folder, tables, unavailable, facts, problems)
+        pictures = drawn(plans, selection, folder / "figures", scale)
+        verdicts = [judge(claim, selection) for claim in CLAIMS.values()] if "all" in arguments.ids else []
+        report = writing.Report(tables, facts, problems, unavailable, verdicts, pictures, scale)
+        page = writing.write(folder, report)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}; set --output") from None
     for text in problems:
         print(f"warning: {text}", file=sys.stderr)
-    print(f"{filled} of {len(cells)} cells complete")
+    print(f"{filled} of {len(cells)} cells complete, {len(pictures)} figures")
     print(f"report: {page}")
     return 0
+
+
+def provenance(tables: list[Table]) -> list[str]:
+    """When, where and with what the runs behind these tables were done."""
+    records = list({name: record for table in tables for name, record in table.records.items()}.values())
+    if not records:
+        return []
+    commits = sorted({(record["environment"]["commit"] or "unknown")[:12] for record in records})
+    conditions = {(one["device"], one["torch"]) for record in records for one in record["conditions"]}
+    where = "; ".join(f"{device} with torch {torch}" for device, torch in sorted(conditions))
+    hours = sum(record["wall_seconds"] for record in records) / 3600
+    days = sorted(record["date"][:10] for record in records)
+    return [
+        f"{len(records)} runs, {hours:.1f} hours of computing, on {where}; code of commit {shortened(commits)}, from "
+        f"{days[0]} to {days[-1]}."
+    ]
+
+
+def drawn(plans: list[Plan], selection: Selection, folder: Path, scale: str) -> list[writing.Picture]:
+    """The figures that the runs allow, of the plans asked for and, with all of them, what the paper lacks."""
+    from scripts.figures.catalogue import FIGURES, draw
+
+    ids = {plan.id for plan in plans}
+    further = {id for id in FIGURES if id not in PLANS} if {*PLANS} <= ids | UNAVAILABLE else set()
+    wanted = [figure for id, figure in FIGURES.items() if id in ids | further]
+    return [
+        writing.Picture(figure.id, figure.title, f"{figure.title}. {scale}", folder)
+        for figure in wanted
+        if draw(figure, selection, folder)
+    ]
 
 
 def untrusted(runs: Runs) -> list[str]:

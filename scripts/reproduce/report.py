@@ -1,24 +1,64 @@
-"""Tables as Markdown, LaTeX and CSV, and one page of HTML with everything."""
+"""Reports: tables and figures as one page of HTML, as Markdown and LaTeX, and all numbers as CSV.
+
+What a cell says is decided once, in `shown`; the templates beside this file only lay it out.
+"""
 
 from __future__ import annotations
 
-import csv
+import base64
+import os
+from dataclasses import dataclass
 from datetime import date
-from html import escape
-from io import StringIO
+from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from scripts.reproduce.plans import Unavailable
+from scripts.reproduce import claims
+from scripts.reproduce.plans import METHODS, SETTINGS, Unavailable, title_of
 from scripts.reproduce.results import NOTABLE, Result, Table
 from scripts.reproduce.style import CSS
+from utils.packages import needed
 
 MISSING = "missing"
+TEMPLATES = Path(__file__).with_name("templates")
 SELECTION_WORDS = {
     "fixed": "κ and λ are fixed: the framework's defaults, or those given.",
     "validation": "κ and λ were chosen on held-out training data, per data set, method and memory size.",
     "test": "κ and λ were chosen ON THE TEST SET, as the authors apparently did: the numbers of AdaB²N are too good.",
 }
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that was drawn, as files."""
+
+    id: str
+    title: str
+    caption: str
+    folder: Path
+
+    def inlined(self) -> dict[str, str]:
+        words = {"id": self.id, "title": self.title, "caption": self.caption}
+        for theme, stem in (("light", self.id), ("dark", f"{self.id}-dark")):
+            words[theme] = base64.b64encode((self.folder / f"{stem}.svg").read_bytes()).decode()
+        return words
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a report is about; every part may be empty."""
+
+    tables: list[Table]
+    facts: list[str]
+    problems: list[str]
+    unavailable: list[Unavailable]
+    verdicts: list[claims.Verdict]
+    pictures: list[Picture]
+    scale: str = ""  # preset, seeds and network, for captions
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
 
 
 def with_std(mean: float | None, std: float | None, digits: int) -> str:
@@ -42,238 +82,189 @@ def seeds(result: Result) -> str:
     return f"n = {result.n}" if result.complete else f"n = {result.n} of {len(result.values)}"
 
 
-def needs_title(group: str, rows: list[tuple[str, str]]) -> bool:
-    """Whether the names of a group's rows leave open which group they belong to."""
-    return bool(group) and not rows[0][1].startswith(group)
-
-
 def is_notable(result: Result, table: Table) -> bool:
     return table.comparable and result.z is not None and abs(result.z) > NOTABLE
 
 
-# --- Markdown ---------------------------------------------------------------------------------------------------------
-
-
-def markdown(table: Table) -> str:
-    head = ["", *(", ".join(column) for column in table.columns)]
-    lines = [f"## {table.id}: {table.title}", ""]
-    lines += [f"*In the paper: {table.caption}*", ""] if table.caption else []
-    lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for group, row in table.rows:
-        name = f"{group}: {row}" if needs_title(group, [(group, row)]) else row
-        cells = [_markdown_cell(table, (group, row), column) for column in table.columns]
-        lines.append("| " + " | ".join([name, *cells]) + " |")
-    for name, texts in table.texts.items():
-        lines.append("| " + " | ".join([name, *(texts.get(column, MISSING) for column in table.columns)]) + " |")
-    return "\n".join([*lines, "", table.note, ""] if table.note else [*lines, ""])
-
-
-def _markdown_cell(table: Table, row, column) -> str:
-    result = table.results.get((row, column))
+def _cell(result: Result | None, table: Table, folder: Path | None) -> dict[str, Any] | None:
     if result is None:
-        return ""
-    ours = with_std(result.mean, result.std, table.digits)
-    if table.is_best(result):
-        ours = f"**{ours}**"
-    flag = " ⚠" if is_notable(result, table) else ""
-    return f"{ours}{flag} ({'; '.join([seeds(result), *comparison(result, table)])})"
+        return None
+    spread = "" if result.std is None else rf"{{\footnotesize \textpm {result.std:.{table.digits}f}}}"
+    return {
+        "ours": with_std(result.mean, result.std, table.digits),
+        "missing": result.mean is None,
+        "best": table.is_best(result),
+        "notable": is_notable(result, table),
+        "details": [seeds(result), *comparison(result, table)],
+        "tex": "" if result.mean is None else f"{result.mean:.{table.digits}f}{spread}",
+        "seeds": _seeds(result, table, folder) if folder else [],
+    }
 
 
-# --- LaTeX ------------------------------------------------------------------------------------------------------------
+def _seeds(result: Result, table: Table, folder: Path) -> list[dict[str, Any]]:
+    """Every seed's value, with the way from the report's folder to its record."""
+    return [
+        {"number": number, "value": f"{value:.{table.digits}f}", "link": Path(os.path.relpath(path, folder)).as_posix()}
+        for number, value, path in result.by_seed
+    ]
+
+
+def shown(table: Table, scale: str, folder: Path | None = None) -> dict[str, Any]:
+    """A table as templates take it. Links to records are as seen from `folder`."""
+    groups = []
+    for group, members in groupby(table.rows, key=lambda row: row[0]):
+        rows = list(members)
+        cells = [
+            {
+                "name": row[1],
+                "cells": [_cell(table.results.get((row, column)), table, folder) for column in table.columns],
+            }
+            for row in rows
+        ]
+        # Where the names of a group's rows leave open which group they belong to, it has a title.
+        groups.append({"title": group if group and not rows[0][1].startswith(group) else "", "rows": cells})
+    texts = [(name, [by.get(column, MISSING) for column in table.columns]) for name, by in table.texts.items()]
+    of_paper = table.comparable and table.caption
+    return {
+        "id": table.id, "title": table.title, "caption": table.caption, "scale": scale, "note": table.note,
+        "head": _head(table.columns), "width": len(table.columns),
+        "column_titles": [", ".join(column) for column in table.columns],
+        "groups": groups, "tex_caption": table.caption if of_paper else " ".join([f"{table.title}.", scale]).strip(),
+        "texts": texts,
+    }  # fmt: skip
+
+
+def _head(columns: list[tuple[str, ...]]) -> list[list[tuple[str, int]]]:
+    """The titles of every level, and over how many columns each stands."""
+    levels = (
+        groupby(columns, key=lambda column, depth=depth: column[:depth])
+        for depth in range(1, 1 + max(map(len, columns)))
+    )
+    return [[(title[-1], len(list(members))) for title, members in level] for level in levels]
+
+
+# --- templates --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _environment(kind: str):
+    jinja2 = needed("jinja2", "reports")
+    settings = {"trim_blocks": False, "keep_trailing_newline": True, "undefined": jinja2.StrictUndefined}
+    if kind == "tex":  # whose own braces and percent signs stay
+        settings |= {"block_start_string": "<%", "block_end_string": "%>", "variable_start_string": "<<",
+                     "variable_end_string": ">>", "comment_start_string": "<#", "comment_end_string": "#>"}  # fmt: skip
+    return jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=kind == "html", **settings)
+
+
+def _filled(name: str, **values: Any) -> str:
+    return _environment(name.split(".")[1]).get_template(f"{name}.j2").render(**values)
+
+
+def markdown(table: Table, scale: str = "") -> str:
+    return _filled("table.md", table=shown(table, scale))
+
 
 TEX = {
-    "±": r"\textpm ",
-    "κ": r"$\kappa$",
-    "λ": r"$\lambda$",
-    "²": "$^2$",
-    "%": r"\%",
-    "&": r"\&",
-    "_": r"\_",
-    "Δ": r"$\Delta$",
-    "–": "--",
-}
+    "±": r"\textpm ", "κ": r"$\kappa$", "λ": r"$\lambda$", "²": "$^2$", "%": r"\%", "&": r"\&", "_": r"\_",
+    "Δ": r"$\Delta$", "–": "--", "#": r"\#",
+}  # fmt: skip
 
 
 def tex(text: str) -> str:
     return "".join(TEX.get(letter, letter) for letter in text)
 
 
-def latex(table: Table) -> str:
-    """The paper's layout: methods down, data sets and memory sizes across, the best of a method in bold."""
-    caption = table.caption if table.comparable and table.caption else table.title  # other data, other caption
-    lines = [r"\begin{table}", r"\centering", rf"\caption{{{tex(caption)}}}"]
-    lines += [rf"\begin{{tabular}}{{l{'c' * len(table.columns)}}}", r"\toprule", *_latex_head(table.columns)]
-    for number, (group, rows) in enumerate(groupby(table.rows, key=lambda row: row[0])):
-        rows = list(rows)
-        lines += [r"\midrule"] if number == 0 or len(rows) > 1 else []
-        if needs_title(group, rows):
-            lines.append(rf"\multicolumn{{{len(table.columns) + 1}}}{{l}}{{\textit{{{tex(group)}}}}} \\")
-        lines += [_latex_row(table, row) for row in rows]
-    if table.texts:
-        lines.append(r"\midrule")
-    for name, texts in table.texts.items():
-        cells = [tex(texts.get(column, MISSING)) for column in table.columns]
-        lines.append(" & ".join([tex(name), *cells]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\label{{table:{table.id}}}", r"\end{table}", ""])
+def latex(table: Table, scale: str = "") -> str:
+    """The paper's layout: methods down, data sets and memory sizes across, the best of a method in bold; shrunk to the
+    width of the text where it is wider. Needs the packages booktabs and graphicx."""
+    return _filled("table.tex", table=shown(table, scale), tex=tex)
 
 
-def _latex_head(columns: list[tuple[str, ...]]) -> list[str]:
-    lines = []
-    for level in range(max(map(len, columns))):
-        spans = groupby(columns, key=lambda column: column[: level + 1])
-        cells = [(title[level], len(list(members))) for title, members in spans]
-        words = [title if width == 1 else rf"\multicolumn{{{width}}}{{c}}{{{tex(title)}}}" for title, width in cells]
-        lines.append(" & ".join(["", *(word if "\\" in word else tex(word) for word in words)]) + r" \\")
-    return lines
+def html(report: Report, folder: Path) -> str:
+    cells = [result for table in report.tables for result in table.results.values()]
+    return _filled(
+        "report.html",
+        css=CSS, facts=report.facts, problems=report.problems, unavailable=report.unavailable,
+        tables=[shown(table, report.scale, folder) for table in report.tables],
+        ids=[table.id for table in report.tables],
+        figures=[picture.inlined() for picture in report.pictures],
+        verdicts=[claims.words(verdict) for verdict in report.verdicts], claim_head=claims.HEAD,
+        comparable=any(table.comparable for table in report.tables), notable=f"{NOTABLE:g}",
+        has_paper=any(result.paper is not None for result in cells),
+        has_missing=any(result.mean is None for result in cells),
+    )  # fmt: skip
 
 
-def _latex_row(table: Table, row: tuple[str, str]) -> str:
-    cells = []
-    for column in table.columns:
-        result = table.results.get((row, column))
-        if result is None or result.mean is None:
-            cells.append("--")
-            continue
-        spread = "" if result.std is None else rf"{{\footnotesize \textpm {result.std:.{table.digits}f}}}"
-        text = f"{result.mean:.{table.digits}f}{spread}"
-        cells.append(rf"\textbf{{{text}}}" if table.is_best(result) else text)
-    return " & ".join([tex(row[1]), *cells]) + r" \\"
+def page_of_markdown(report: Report) -> str:
+    return _filled(
+        "report.md",
+        facts=report.facts, problems=report.problems, unavailable=report.unavailable, tables=report.tables,
+        verdicts=[claims.words(verdict) for verdict in report.verdicts], claim_head=claims.HEAD,
+        markdown=lambda table: markdown(table, report.scale),
+    )  # fmt: skip
 
 
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
-CSV_HEAD = [
-    "table",
-    "group",
-    "row",
-    "column",
-    "ours",
-    "ours_std",
-    "n",
-    "seeds",
-    "paper",
-    "paper_std",
-    "difference",
-    "z",
-]
+
+def frame(tables: list[Table]):
+    """One row a cell, as a pandas DataFrame: what was run in columns of their own, and numbers as numbers."""
+    import pandas
+
+    rows = []
+    for table in tables:
+        for (_, column), result in table.results.items():
+            cell, preset_data = result.cell, table.data
+            setting = next((SETTINGS[key] for key in cell.metric if key in SETTINGS), "")
+            experiment = cell.experiment
+            rows.append({
+                "table": table.id, "row": cell.row, "column": " / ".join(column),
+                "method": METHODS.get(experiment.model, experiment.model), "norm": title_of(experiment.norm),
+                "dataset": preset_data.get(experiment.data, experiment.data), "memory": experiment.buffer,
+                "flags": " ".join(f"{name}={value}" for name, value in experiment.flags),
+                "over": "" if cell.over is None else title_of(cell.over.norm),
+                "setting": setting, "metric": cell.metric[-1],
+                "ours": result.mean, "ours_std": result.std, "n": result.n, "seeds": len(result.values),
+                "paper": result.paper, "paper_std": result.paper_std,
+                "difference": result.difference if table.comparable else None,
+                "z": result.z if table.comparable else None,
+                "values": " ".join("" if value is None else repr(value) for value in result.values),
+            })  # fmt: skip
+    return pandas.DataFrame(rows).astype({"memory": "Int64"}) if rows else pandas.DataFrame(rows)
 
 
 def as_csv(tables: list[Table]) -> str:
-    file = StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(CSV_HEAD)
-    for table in tables:
-        for (group, row), column in ((row, column) for row in table.rows for column in table.columns):
-            result = table.results.get(((group, row), column))
-            if result is None:
-                continue
-            numbers = [result.mean, result.std, result.n, len(result.values), result.paper, result.paper_std]
-            numbers += [result.difference, result.z] if table.comparable else [None, None]
-            shown = ["" if number is None else number for number in numbers]
-            writer.writerow([table.id, group, row, " / ".join(column), *shown])
-        for name, texts in table.texts.items():
-            for column, text in texts.items():
-                cells = ["", "", "", "", text, "", "", ""] if name.endswith("published") else [text, *[""] * 7]
-                writer.writerow([table.id, "", name, " / ".join(column), *cells])
-    return file.getvalue()
+    """Cells; of tables that have none, such as Table 10's tests, the words and the numbers behind them."""
+    import pandas
 
-
-# --- HTML -------------------------------------------------------------------------------------------------------------
-
-
-def html(tables: list[Table], unavailable: list[Unavailable], facts: list[str], problems: list[str]) -> str:
-    links = "".join(f'<a href="#{table.id}">{table.id}</a>' for table in tables)
-    body = [
-        "<h1>AdaB²N: the paper and our runs</h1>",
-        *(f"<p>{escape(fact)}</p>" for fact in facts),
-        '<p class="legend">A cell shows our mean ± standard deviation over seeds (<b>best of its method</b>), below it '
-        "the number of seeds and the published number, their difference Δ and its z. "
-        f'<span class="flag">⚠ |z| &gt; {NOTABLE:g}</span> marks a difference that chance hardly explains; '
-        '<span class="missing">missing</span> means that no finished run stands behind the cell.</p>',
-    ]
-    if problems:
-        body.append('<ul class="warnings">' + "".join(f"<li>{escape(text)}</li>" for text in problems) + "</ul>")
-    body.append(f"<nav>{links}</nav>")
-    body += [_html_table(table) for table in tables]
-    if unavailable:
-        body.append("<h2>Not yet available</h2><ul>")
-        body += [f"<li>{escape(f'{plan.id}: {plan.title} (needs {plan.needs})')}</li>" for plan in unavailable]
-        body.append("</ul>")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>AdaB²N: the paper and our runs</title><style>{CSS}</style></head><body>{''.join(body)}</body></html>\n"
-    )
-
-
-def _html_table(table: Table) -> str:
-    lines = [f'<section id="{table.id}"><h2>{escape(f"{table.id}: {table.title}")}</h2>']
-    if table.caption:
-        lines.append(f'<p class="caption">In the paper: {escape(table.caption)}</p>')
-    lines.append('<div class="scroll" tabindex="0"><table><thead>')
-    depth = max(map(len, table.columns))
-    for level in range(depth):
-        spans = groupby(table.columns, key=lambda column: column[: level + 1])
-        heads = [(title[level], len(list(members))) for title, members in spans]
-        corner = f'<th rowspan="{depth}"></th>' if level == 0 else ""
-        cells = "".join(f'<th colspan="{width}" scope="colgroup">{escape(title)}</th>' for title, width in heads)
-        lines.append(f"<tr>{corner}{cells}</tr>")
-    lines.append("</thead>")
-    for group, rows in groupby(table.rows, key=lambda row: row[0]):
-        rows = list(rows)
-        lines.append("<tbody>")
-        if needs_title(group, rows):
-            lines.append(f'<tr><th class="group" colspan="{len(table.columns) + 1}">{escape(group)}</th></tr>')
-        for row in rows:
-            cells = "".join(_html_cell(table, row, column) for column in table.columns)
-            lines.append(f'<tr><th scope="row">{escape(row[1])}</th>{cells}</tr>')
-        lines.append("</tbody>")
-    lines.append("<tbody>")
-    for name, texts in table.texts.items():
-        cells = "".join(f"<td>{escape(texts.get(column, MISSING))}</td>" for column in table.columns)
-        lines.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
-    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
-    return "".join([*lines, "</tbody></table></div>", note, "</section>"])
-
-
-def _html_cell(table: Table, row, column) -> str:
-    result = table.results.get((row, column))
-    if result is None:
-        return "<td></td>"
-    details = [*comparison(result, table)]
-    if result.mean is None:
-        ours, style = f'<span class="missing">{MISSING}</span>', ""
-    else:
-        ours = escape(with_std(result.mean, result.std, table.digits))
-        ours = f"<b>{ours}</b>" if table.is_best(result) else f"<span>{ours}</span>"
-        details.insert(0, seeds(result))
-        style = ' class="notable"' if is_notable(result, table) else ""
-    flag = '<span class="flag">⚠</span> ' if style else ""
-    small = "".join(f"<small>{escape(text)}</small>" for text in details)
-    return f"<td{style}>{flag}{ours}{small}</td>"
+    found = frame([table for table in tables if table.results])
+    if not len(found):
+        found = pandas.DataFrame(
+            {"table": table.id, "row": row, "column": " / ".join(column), "text": text}
+            | table.numbers.get((row, " / ".join(column)), {})
+            for table in tables
+            for row, texts in table.texts.items()
+            for column, text in texts.items()
+        )
+    return found.to_csv(index=False, lineterminator="\n")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def write(
-    folder: Path, tables: list[Table], unavailable: list[Unavailable], facts: list[str], problems: list[str]
-) -> Path:
+def write(folder: Path, report: Report) -> Path:
     """Everything below `folder`; returns the page."""
     folder.mkdir(parents=True, exist_ok=True)
 
     def put(name: str, text: str) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
-    facts = [*facts, f"Written on {date.today().isoformat()}."]
-    for table in tables:
-        put(f"{table.id}.md", markdown(table))
-        put(f"{table.id}.tex", latex(table))
+    report.facts.append(f"Written on {date.today().isoformat()}.")
+    for table in report.tables:
+        put(f"{table.id}.md", markdown(table, report.scale))
+        put(f"{table.id}.tex", latex(table, report.scale))
         put(f"{table.id}.csv", as_csv([table]))
-    warned = [f"- warning: {text}" for text in problems]
-    listed = [f"- {plan.id}: {plan.title} (not yet available: needs {plan.needs})" for plan in unavailable]
-    parts = ["# AdaB²N: the paper and our runs", *facts, *warned, *map(markdown, tables), *listed]
-    put("report.md", "\n\n".join(parts) + "\n")
-    put("report.csv", as_csv(tables))
-    put("report.html", html(tables, unavailable, facts, problems))
+    put("report.md", page_of_markdown(report))
+    put("report.csv", as_csv(report.tables))
+    put("report.html", html(report, folder))
     return folder / "report.html"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from statistics import mean, stdev
 
 from scripts.paper_tables import FOLDER
@@ -47,6 +48,7 @@ class Result:
     paper: float | None = None
     paper_std: float | None = None
     records: list[dict] = field(default_factory=list)
+    by_seed: list[tuple[int, float, Path]] = field(default_factory=list)  # seed, value, record, of those that are there
 
     @property
     def found(self) -> list[float]:
@@ -96,6 +98,8 @@ class Table:
     smaller_is_better: bool = False
     digits: int = 2
     texts: dict[str, dict[tuple[str, ...], str]] = field(default_factory=dict)  # further rows, already in words
+    numbers: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # behind such words
+    data: dict[str, str] = field(default_factory=dict)  # titles of the preset's data sets
     records: dict[str, dict] = field(default_factory=dict)  # all that stand behind the table, by run
 
     def note_records(self, results: Iterable[Result]) -> None:
@@ -116,8 +120,8 @@ class Table:
 def tabulate(plan: Plan, selection: Selection) -> Table:
     preset, selection = selection.runs.preset, selection.for_plan(plan)
     table = Table(
-        plan.id, plan.title, captions().get(plan.id, ""), plan.note, [], [], {}, preset.comparable,
-        plan.smaller_is_better,
+        plan.id, plan.title, captions().get(plan.id, ""), plan.note_for(preset), [], [], {}, preset.comparable,
+        plan.smaller_is_better, data={key: data.title for key, data in preset.data.items()},
     )  # fmt: skip
     if plan.id == "table10":
         return significance(table, selection)
@@ -143,6 +147,12 @@ def evaluate(cell: Cell, selection: Selection) -> Result:
         pairs = zip(ours, theirs, strict=True)
         values = [None if None in (one, other) else one - other for (one, _), (other, _) in pairs]
     result = Result(cell, values, records=[record for _, record in [*ours, *theirs] if record])
+    runs = selection.final(cell.experiment) or []
+    result.by_seed = [
+        (seed, value, selection.runs.record_path(run))
+        for seed, value, run in zip(selection.seeds, values, runs, strict=False)
+        if value is not None
+    ]
     if cell.published is not None:
         table, row, column = cell.published
         value, std = published(table).get((row, column), ("", ""))
@@ -188,18 +198,38 @@ def add_running_time(table: Table) -> None:
 # --- Table 10 ---------------------------------------------------------------------------------------------------------
 
 
-def wilcoxon(differences: list[float]) -> str:
-    """Two-sided p with the number of pairs, and a word where that number is too small. Equal pairs tell nothing."""
+@dataclass(frozen=True)
+class SignedRank:
+    """Wilcoxon's test of paired differences, two-sided. Equal pairs tell nothing."""
+
+    p: float | None
+    wins: int  # differences above zero
+    losses: int
+    equal: int
+
+    def words(self) -> str:
+        n = self.wins + self.losses
+        if self.p is None:
+            return f"all {self.equal} pairs equal" if self.equal else "missing"
+        equal = f", {self.equal} equal" if self.equal else ""
+        few = "; too few pairs to mean anything" if n < FEWEST_PAIRS else ""
+        return f"{self.p:.1e} (n = {n}: above in {self.wins}, below in {self.losses}{equal}{few})"
+
+    def numbers(self) -> dict[str, float]:
+        counts = {"wins": self.wins, "losses": self.losses, "equal": self.equal}
+        return {} if self.p is None else {"p": self.p, "n": self.wins + self.losses, **counts}
+
+
+def signed_rank(differences: list[float]) -> SignedRank:
     told = [round(difference, ROUNDING) for difference in differences]
     told = [difference for difference in told if difference]
-    if not told:
-        return "missing" if not differences else f"all {len(differences)} pairs equal"
-    from scipy.stats import wilcoxon as test
+    wins = sum(difference > 0 for difference in told)
+    p = None
+    if told:
+        from scipy.stats import wilcoxon
 
-    p = test(told, method="exact" if len(told) <= EXACT_UP_TO else "approx").pvalue
-    equal = f", {len(differences) - len(told)} more equal" if len(told) < len(differences) else ""
-    few = "; too few pairs to mean anything" if len(told) < FEWEST_PAIRS else ""
-    return f"{p:.1e} (n = {len(told)}{equal}{few})"
+        p = float(wilcoxon(told, method="exact" if len(told) <= EXACT_UP_TO else "approx").pvalue)
+    return SignedRank(p, wins, len(told) - wins, len(differences) - len(told))
 
 
 def significance(table: Table, selection: Selection) -> Table:
@@ -214,14 +244,17 @@ def significance(table: Table, selection: Selection) -> Table:
             column = (group, NORMS[norm])
             pairs = list(_paired(results, norm))
             rows["p, published"][column] = published("table10")["p-value", f"{group} {NORMS[norm]}"][0]
-            rows["p from the published means"][column] = wilcoxon(published_gains(group, norm))
+            found = {"p from the published means": signed_rank(published_gains(group, norm))}
             of_ours = [
                 one - other
                 for ours, base in pairs
                 for one, other in zip(ours.values, base.values, strict=True)
                 if None not in (one, other)
             ]
-            rows["p from our single seeds"][column] = wilcoxon(of_ours)
+            found["p from our single seeds"] = signed_rank(of_ours)
+            for row, test in found.items():
+                rows[row][column] = test.words()
+                table.numbers[row, " / ".join(column)] = test.numbers()
     table.texts = rows
     return table
 

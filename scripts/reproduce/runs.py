@@ -167,6 +167,11 @@ class Runs:
             return record
         return self._with_recordings(run)
 
+    def record_path(self, run: Run) -> Path:
+        """Where the record of a finished run lies."""
+        own = run.folder / "record.json"
+        return own if self._finished(run.folder) is not None else self.measured / run.name / "record.json"
+
     def _with_recordings(self, run: Run) -> dict | None:
         """The record as it is now, if it has what the run records: a run may have been repeated for that."""
         record = self._finished(run.folder)

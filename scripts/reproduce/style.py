@@ -26,6 +26,10 @@ th[scope=row], thead th:first-child[rowspan] { text-align: left; position: stick
 .group { text-align: left; color: var(--faint); }
 tbody:not(:last-child) { border-bottom: 2px solid var(--line); }
 td small { display: block; color: var(--faint); font-size: .78rem; line-height: 1.35; }
+td small.seeds a { color: inherit; }
+figure { margin: .6rem 0; max-width: 62rem; } figure img { width: 100%; height: auto; }
+figcaption { color: var(--faint); font-size: .85rem; }
+#claims th[scope=row] { white-space: normal; min-width: 16rem; }
 .notable { background: var(--flagged); }
 .flag { color: var(--flag); font-weight: 600; }
 .missing { color: var(--gap); font-style: italic; }

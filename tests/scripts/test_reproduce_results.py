@@ -1,16 +1,19 @@
 """From records to tables and reports: differences, z, tests, what is missing, and how it is shown."""
 
+import base64
 import csv
+import json
 import math
 import re
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
 from scripts.reproduce import report
 from scripts.reproduce.plans import PLANS, Unavailable
 from scripts.reproduce.presets import PAPER, SMOKE
-from scripts.reproduce.results import Result, Table, tabulate, warnings, wilcoxon
+from scripts.reproduce.results import Result, Table, signed_rank, tabulate, warnings
 from scripts.reproduce.runs import Runs, Speed
 from scripts.reproduce.selection import Selection
 from tests.scripts.records import finish
@@ -32,6 +35,10 @@ def finished_table4(folder, *, without: str = "", **changes) -> tuple[Selection,
                 level = levels[experiment.norm] + seed
                 finish(run, level, 2 * level, **changes)
     return found, tabulate(PLANS["table4"], found)
+
+
+def page_of(tables, facts=(), problems=(), unavailable=(), folder=Path("reports")) -> str:
+    return report.html(report.Report(tables, list(facts), list(problems), list(unavailable), [], []), folder)
 
 
 OFFLINE = "Split Mini-ImageNet, M = 2000"
@@ -66,8 +73,9 @@ def test_missing_stays_missing(tmp_path):
     assert (found.mean, found.n, found.complete) == (None, 0, False)
     assert "missing (n = 0 of 3; paper 9.97 ± 0.36)" in report.markdown(table)
     assert "\nCN & -- & -- & --" in report.latex(table)
-    page = report.html([table], [], [], [])
-    assert page.count('<td><span class="missing">missing</span><small>paper') == 6
+    page = page_of([table])
+    assert page.count('<td><span class="missing">missing</span><small>n = 0 of 3</small><small>paper') == 6
+    assert "means that no finished run stands behind the cell" in page
 
 
 def test_gain_over_bn_is_paired_by_seed(tmp_path):
@@ -97,8 +105,8 @@ def test_published_means_give_the_known_p(tmp_path):
     table = tabulate(PLANS["table10"], selection(tmp_path))
     assert table.texts == tabulate(PLANS["table10"], selection(tmp_path, SMOKE)).texts
     of_means = table.texts["p from the published means"]
-    assert of_means["Online", "BN"] == of_means["Online", "CN"] == "1.2e-07 (n = 24)"
-    assert of_means["Offline", "CN"] == "3.1e-02 (n = 6)"
+    assert of_means["Online", "BN"] == of_means["Online", "CN"] == "1.2e-07 (n = 24: above in 24, below in 0)"
+    assert of_means["Offline", "CN"] == "3.1e-02 (n = 6: above in 6, below in 0)"
     assert table.texts["p, published"]["Online", "BN"] == "8.0e-13"
     assert set(table.texts["p from our single seeds"].values()) == {"missing"}
 
@@ -108,16 +116,27 @@ def test_our_single_seeds_are_paired(tmp_path):
     found, _ = finished_table4(tmp_path)
     texts = tabulate(PLANS["table10"], found).texts["p from our single seeds"]
     assert texts["Offline", "BN"] == texts["Both", "CN"]
-    assert texts["Offline", "BN"] == "7.6e-06 (n = 18)"
+    assert texts["Offline", "BN"] == "7.6e-06 (n = 18: above in 18, below in 0)"
     assert texts["Online", "BN"] == "missing"
 
 
 def test_few_pairs_are_called_few():
-    assert wilcoxon([1.0, 2.0, 3.0]) == "2.5e-01 (n = 3; too few pairs to mean anything)"
-    assert wilcoxon([0.0, 0.0]) == "all 2 pairs equal"
-    assert wilcoxon([0.0] * 5 + [1.0]) == "1.0e+00 (n = 1, 5 more equal; too few pairs to mean anything)"
-    assert wilcoxon([0.3 - 0.1, 0.2, -0.2, 0.1 + 0.1, 0.2, 0.2]) == wilcoxon([0.2, 0.2, -0.2, 0.2, 0.2, 0.2])
-    assert wilcoxon([]) == "missing"
+    assert signed_rank([1.0, 2.0, 3.0]).words() == (
+        "2.5e-01 (n = 3: above in 3, below in 0; too few pairs to mean anything)"
+    )
+    assert signed_rank([0.0, 0.0]).words() == "all 2 pairs equal"
+    assert signed_rank([0.0] * 5 + [-1.0]).words() == (
+        "1.0e+00 (n = 1: above in 0, below in 1, 5 equal; too few pairs to mean anything)"
+    )
+    assert signed_rank([0.3 - 0.1, 0.2, -0.2, 0.1 + 0.1, 0.2, 0.2]) == signed_rank([0.2, 0.2, -0.2, 0.2, 0.2, 0.2])
+    assert signed_rank([]).words() == "missing"
+
+
+def test_numbers_of_the_tests_are_numbers_in_the_csv(tmp_path):
+    lines = list(csv.DictReader(StringIO(report.as_csv([tabulate(PLANS["table10"], selection(tmp_path))]))))
+    [line] = [one for one in lines if (one["row"], one["column"]) == ("p from the published means", "Online / BN")]
+    assert float(line["p"]) == pytest.approx(2 / 2**24)
+    assert [float(line[name]) for name in ("n", "wins", "losses", "equal")] == [24, 24, 0, 0]
 
 
 # --- what a report says -----------------------------------------------------------------------------------------------
@@ -129,20 +148,22 @@ def test_best_is_bold_and_far_away_is_flagged(tmp_path):
     assert "**31.00 ± 1.00** ⚠ (n = 3; paper 11.05 ± 0.10; Δ +19.95; z +34.4)" in text
     assert f"| {OFFLINE}: BN | 22.00 ± 2.00 ⚠ (n = 3; paper 36.36 ± 2.33; Δ -14.36; z -8.1)" in text
     assert "11.00 ± 1.00 (n = 3; paper 10.85 ± 0.54; Δ +0.15; z +0.2)" in text
-    page = report.html([table], [], [], [])
+    page = page_of([table])
     assert page.count('<td class="notable">') == text.count("⚠") > 0
 
 
 def test_latex_has_the_papers_layout(tmp_path):
     _, table = finished_table4(tmp_path)
     lines = report.latex(table).splitlines()
-    assert lines[3:7] == [
+    assert lines[0] == r"\begin{table*}"
+    assert lines[4] == r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"
+    assert lines[5:9] == [
         r"\begin{tabular}{lcccccc}", r"\toprule", r" & \multicolumn{3}{c}{Task-IL} & \multicolumn{3}{c}{Class-IL} \\",
         r" & ER-ACE & DER++ & LiDER & ER-ACE & DER++ & LiDER \\",
     ]  # fmt: skip
-    assert lines[-6].startswith(r"CN & 42.00{\footnotesize \textpm 2.00} & ")
-    assert lines[-5].startswith(r"AdaB$^2$N & \textbf{62.00{\footnotesize \textpm 2.00}} & ")
-    assert lines[-4] == r"\bottomrule"
+    assert lines[-5].startswith(r"CN & 42.00{\footnotesize \textpm 2.00} & ")
+    assert lines[-4].startswith(r"AdaB$^2$N & \textbf{62.00{\footnotesize \textpm 2.00}} & ")
+    assert lines[-3] == r"\bottomrule"
 
 
 @pytest.mark.parametrize("id", [id for id, plan in PLANS.items() if not isinstance(plan, Unavailable)])
@@ -162,6 +183,10 @@ def test_csv_has_every_cell(tmp_path):
     lines = list(csv.DictReader(StringIO(report.as_csv([table]))))
     assert len(lines) == 18
     [ours] = [line for line in lines if line["row"] == "AdaB²N" and line["column"] == "Class-IL / LiDER"]
+    assert [ours[name] for name in ("method", "norm", "dataset", "memory", "setting", "metric")] == [
+        "LiDER", "AdaB²N", "Split Mini-ImageNet", "2000", "Class-IL", "faa",
+    ]  # fmt: skip
+    assert ours["values"] == "30.0 31.0 32.0"
     assert (ours["ours"], ours["n"], ours["paper"], ours["paper_std"]) == ("31.0", "3", "10.96", "0.67")
     [missing] = [line for line in lines if line["row"] == "CN" and line["column"] == "Class-IL / LiDER"]
     assert (missing["ours"], missing["n"], missing["difference"], missing["z"]) == ("", "0", "", "")
@@ -170,12 +195,44 @@ def test_csv_has_every_cell(tmp_path):
 def test_page_is_complete_and_asks_for_nothing_outside(tmp_path):
     found, table = finished_table4(tmp_path)
     online = tabulate(PLANS["table2"], found)
-    page = report.html([online, table], [PLANS["fig1"]], ["a fact"], ["table2: <odd> records"])
-    assert isinstance(PLANS["fig1"], Unavailable)
-    assert "fig1: Loss, gradient similarity and magnitude (needs recordings per step)" in page
+    page = page_of([online, table], ["a fact"], ["table2: <odd> records"], [PLANS["table9"]])
+    assert isinstance(PLANS["table9"], Unavailable)
+    assert "table9: ImageNet-sub, Permuted MNIST and DomainNet (needs those data sets)" in page
     assert "table2: &lt;odd&gt; records" in page
     assert not re.search(r"https?:|src=|url\(|@import|<script|<link", page)
     assert page.count("<section") == 2
+
+
+def test_every_seed_leads_to_its_record(tmp_path):
+    _, table = finished_table4(tmp_path)
+    (tmp_path / "reports" / "paper").mkdir(parents=True)
+    page = page_of([table], folder=tmp_path / "reports" / "paper")
+    links = re.findall(r'<a href="([^"#]+)" title="seed (\d)">([\d.]+)</a>', page)
+    assert len(links) == 18 * 3
+    for link, seed, value in links:
+        record = json.loads((tmp_path / "reports" / "paper" / link).read_text())
+        assert record["config"]["seed"] == int(seed)
+        assert float(value) in {result["metrics"]["faa"] for result in record["results"].values()}
+
+
+def test_figures_are_part_of_the_page(tmp_path):
+    for stem in ("fig3", "fig3-dark"):
+        (tmp_path / f"{stem}.svg").write_text(f"<svg>{stem}</svg>")
+    picture = report.Picture("fig3", "heat", "heat, as run here", tmp_path)
+    table = tabulate(PLANS["fig3"], selection(tmp_path))
+    page = report.html(report.Report([table], [], [], [], [], [picture]), tmp_path)
+    light, dark = (base64.b64encode(f"<svg>{stem}</svg>".encode()).decode() for stem in ("fig3", "fig3-dark"))
+    assert f'src="data:image/svg+xml;base64,{light}"' in page
+    assert f'srcset="data:image/svg+xml;base64,{dark}"' in page
+    assert page.index("heat, as run here") < page.index("<table>")
+
+
+def test_notes_and_legends_stand_only_where_they_apply(tmp_path):
+    paper, smoke = (tabulate(PLANS["table2"], selection(tmp_path, preset)) for preset in (PAPER, SMOKE))
+    assert "20 tasks in the text" in paper.note
+    assert smoke.note == ""
+    assert "|z|" in page_of([paper])
+    assert "|z|" not in page_of([smoke])
 
 
 def test_other_presets_show_no_difference_to_the_paper(tmp_path):

@@ -1,0 +1,202 @@
+"""Figures: what is drawn is what was measured, in every format and theme; what has no runs says so."""
+
+import re
+
+import numpy as np
+import pytest
+from conftest import runner
+
+from scripts.figures import recorded, tabled
+from scripts.figures.__main__ import main as figures
+from scripts.figures.catalogue import FIGURES, draw
+from scripts.figures.style import COLOURS, DARK, LIGHT, drawn_in
+from scripts.reproduce.paired import Paired
+from scripts.reproduce.plans import PLANS
+from scripts.reproduce.presets import PAPER, SMOKE
+from scripts.reproduce.results import tabulate
+from scripts.reproduce.runs import Runs
+from scripts.reproduce.selection import Selection
+from scripts.theory.weights import effective_weights
+from tests.scripts.records import finish
+from utils.run.probes import read_recording
+
+
+@pytest.fixture
+def light():
+    with drawn_in(LIGHT):
+        yield
+
+
+def selection(folder, preset=SMOKE, seeds=(0, 1)) -> Selection:
+    return Selection("fixed", Runs(preset, str(folder), measured=folder / "measured"), seeds)
+
+
+def filled(folder, id: str, levels: dict[str, float], preset=SMOKE) -> Selection:
+    """All runs of a plan, with accuracies by norm that differ by one from seed to seed."""
+    found = selection(folder, preset)
+    for experiment in {e for cell in PLANS[id].cells(preset) for e in (cell.experiment, cell.over) if e}:
+        for seed, run in enumerate(found.final(experiment)):
+            finish(run, levels[experiment.norm] + seed, 90.0)
+    return found
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_bars_are_the_gains(tmp_path, light):
+    found = filled(tmp_path, "fig2", {"bn": 40.0, "adab2n": 47.0})
+    table = tabulate(PLANS["fig2"], found)
+    drawing = tabled.gains(table, LIGHT)
+    panels = {axes.get_title(): axes for axes in drawing.axes}
+    assert {bar.get_height() for bar in panels["Class-IL, DER++"].patches} == {7.0}
+    assert {bar.get_height() for bar in panels["Task-IL, ER-ACE"].patches} == {0.0}
+    labels = [text.get_text() for text in drawing.legends[0].get_texts()]
+    assert labels == ["AdaB²N, B = 10", "AdaB²N, B = 32"]
+
+
+def test_cells_without_runs_are_called_missing(tmp_path, light):
+    found = selection(tmp_path)
+    [cell, *_] = [cell for cell in PLANS["fig3"].cells(SMOKE) if cell.row.startswith("Class-IL")]
+    for run in found.final(cell.experiment):
+        finish(run, 55.5)
+    drawing = tabled.heat_map(tabulate(PLANS["fig3"], found), LIGHT)
+    texts = [text.get_text() for axes in drawing.axes for text in axes.texts]
+    assert (texts.count("55.5"), texts.count("missing"), texts.count("0.0")) == (1, 6, 1)
+
+
+def test_forest_shows_the_interval(light):
+    drawing = tabled.forest({"one over other": {"cell": Paired((1.0, 2.0, 3.0)), "none": Paired(())}}, LIGHT)
+    [axes] = drawing.axes
+    spans = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-"]
+    assert any(np.allclose(span, Paired((1.0, 2.0, 3.0)).interval) for span in spans)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["cell"]
+
+
+def test_z_is_drawn_only_where_it_means_something(tmp_path, light):
+    assert tabled.z_scores([tabulate(PLANS["table4"], selection(tmp_path))], LIGHT) is None
+    found = filled(tmp_path, "table4", {"bn": 10.0, "cn": 11.0, "adab2n": 12.0}, PAPER)
+    table = tabulate(PLANS["table4"], found)
+    drawing = tabled.z_scores([table], LIGHT)
+    drawn = np.concatenate(
+        [points.get_offsets()[:, 1] for points in drawing.axes[0].collections if len(points.get_offsets())]
+    )
+    expected = sorted(result.z for result in table.results.values() if result.z is not None)
+    assert sorted(set(drawn.round(6)))[-1] == pytest.approx(expected[-1], abs=1e-5)
+
+
+def test_curves_after_each_task_are_means_over_seeds(light):
+    drawing = tabled.after_each_task({"here": {"bn": [[80.0, 60.0], [90.0, 50.0]]}, "nothing": {"bn": []}}, LIGHT)
+    [axes] = [axes for axes in drawing.axes if axes.get_title()]
+    assert axes.lines[0].get_ydata().tolist() == [85.0, 55.0]
+    assert axes.get_title() == "here"
+
+
+def test_smoothing_keeps_what_is_constant_and_spreads_a_peak():
+    assert recorded.smoothed(np.full(50, 3.0)) == pytest.approx(3.0)
+    peak = np.zeros(101)
+    peak[50] = 1.0
+    found = recorded.smoothed(peak)
+    assert found.sum() == pytest.approx(1.0)
+    assert found[50] == pytest.approx(1 / (5 * np.sqrt(2 * np.pi)), rel=0.01)  # a fourth of 20 steps
+
+
+def test_tasks_begin_where_their_number_changes():
+    assert recorded.task_starts(np.array([0, 0, 1, 1, 2]), np.array([0, 5, 10, 15, 20])).tolist() == [10, 20]
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+WORDS = ["--model", "derpp", "--norm", "bn", "--dataset", "seq-digits", "--num_filters", "4", "--batch_size", "40"]
+WORDS += ["--replay_forward", "joint", "--eval_every", "10", "--probe", "stability,statistics,weights"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return runner(tmp_path_factory.mktemp("drawn"))(*WORDS)
+
+
+def test_everything_about_a_run(run, tmp_path, capsys):
+    assert figures(["run", str(run.folder), "--output", str(tmp_path)]) == 0
+    names = {line.rsplit("/", 1)[1] for line in capsys.readouterr().out.splitlines()}
+    assert names == {
+        "matrix.png", "loss.png", "anytime.png", "stability.png", "statistics.png", "batch-statistics.png",
+        "population-statistics.png", "weights.png",
+    }  # fmt: skip
+    for name in names:
+        for ending in ("pdf", "svg", "png"):
+            for theme in ("", "-dark"):
+                assert (tmp_path / name.replace(".png", f"{theme}.{ending}")).stat().st_size > 1000
+    text = (tmp_path / "stability.svg").read_text()
+    for label in ("step", "loss", "cosine similarity", "gradient magnitude"):
+        assert f">{label}<" in text
+
+
+def test_measured_weights_follow_the_theorems_recursion(run):
+    """Of every layer; the momentum of BN is 0.1 and a joint forward updates once a step."""
+    found = read_recording(run.folder, "weights")
+    steps = len(found["step"])
+    expected = effective_weights(np.full(steps, 0.1), found["weight"][:, :, 0])
+    assert np.abs(found["effective"][:, :, 0] - expected).max() < 1e-6
+
+
+def test_the_same_run_gives_the_same_file(run, tmp_path):
+    for place in ("one", "other"):
+        assert figures(["run", str(run.folder), "--output", str(tmp_path / place)]) == 0
+    for ending in ("svg", "pdf"):
+        assert (tmp_path / "one" / f"matrix.{ending}").read_bytes() == (
+            tmp_path / "other" / f"matrix.{ending}"
+        ).read_bytes()
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_figures_without_runs_say_what_to_run(tmp_path, capsys):
+    assert figures(["fig1", "forest", "--preset", "smoke", "--results_path", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "fig1: no runs; python -m scripts.reproduce run fig1",
+        "forest: no runs; python -m scripts.reproduce run table2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["fig9"], "error: unknown figure 'fig9'; did you mean fig"),
+        (["run"], "error: give one folder: python -m scripts.figures run results/runs/NAME"),
+        (["run", "nowhere"], "error: nowhere holds no finished run"),
+    ],
+)
+def test_bad_input_gets_one_line(words, reason, capsys, tmp_path):
+    assert figures([*words, "--results_path", str(tmp_path)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(reason)
+
+
+@pytest.mark.parametrize("id", [id for id in FIGURES if id not in ("z",)])
+def test_every_figure_says_what_it_needs_or_draws(id, tmp_path):
+    paths = draw(FIGURES[id], selection(tmp_path), tmp_path / "out")
+    assert bool(paths) == (id == "theory")
+    assert FIGURES[id].needs in {*PLANS, "anytime", "weights", ""}
+
+
+def test_the_theory_needs_no_run(tmp_path, capsys):
+    assert figures(["theory", "--preset", "smoke", "--results_path", str(tmp_path)]) == 0
+    text = (tmp_path / "figures" / "smoke" / "theory.svg").read_text()
+    assert ">as printed<" in text
+    dark = (tmp_path / "figures" / "smoke" / "theory-dark.svg").read_text()
+    assert DARK.paper in dark
+    assert LIGHT.paper not in dark
+
+
+def test_colours_of_what_is_compared_differ_in_lightness():
+    """For readers who see no colours."""
+
+    def lightness(colour: str) -> float:
+        red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    assert all(re.fullmatch("#[0-9A-Fa-f]{6}", colour) for colour in COLOURS.values())
+    found = sorted(lightness(COLOURS[norm]) for norm in ("bn", "cn", "adab2n"))
+    assert min(np.diff(found)) > 3

@@ -308,10 +308,10 @@ def provenance(tables: list[Table]) -> list[str]:
     commits = sorted({(record["environment"]["commit"] or "unknown")[:12] for record in records})
     conditions = {(one["device"], one["torch"]) for record in records for one in record["conditions"]}
     where = "; ".join(f"{device} with torch {torch}" for device, torch in sorted(conditions))
-    hours = sum(record["wall_seconds"] for record in records) / 3600
+    time = duration(sum(record["wall_seconds"] for record in records))
     days = sorted(record["date"][:10] for record in records)
     return [
-        f"{len(records)} runs, {hours:.1f} hours of computing, on {where}; code of commit {shortened(commits)}, from "
+        f"{len(records)} runs, {time} of computing, on {where}; code of commit {shortened(commits)}, from "
         f"{days[0]} to {days[-1]}."
     ]
 

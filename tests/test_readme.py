@@ -94,3 +94,21 @@ def test_results_as_data(tmp_path, monkeypatch, capsys):
         assert main(shlex.split(command, comments=True)[3:]) == 0
         assert capsys.readouterr().out.splitlines()[-1] in ("1 run", "1 of 1 run")
     assert (tmp_path / "runs.csv").read_text().startswith("model,norm,seed,class_il_bwt\ner,adab2n,0,")
+
+
+def test_commands_that_need_no_run(tmp_path, capsys):
+    from scripts.figures.__main__ import main as figures
+    from scripts.reproduce.__main__ import main as reproduce
+    from scripts.theory.__main__ import main as theory
+
+    def words(start: str) -> list[str]:
+        (line,) = re.findall(rf"python -m {start}[^`#\n]*", README)
+        return shlex.split(line)[3:]
+
+    here = ["--results_path", str(tmp_path)]
+    assert reproduce([*words("scripts.reproduce claims"), *here]) == 0
+    assert figures([*words("scripts.figures theory"), *here]) == 0
+    assert theory(words("scripts.theory best-kappa")) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("no runs ") > 10
+    assert "kappa     0.004693" in printed

@@ -177,6 +177,7 @@ def soak(options: list[str], kills: int, seed: int, folder: Path) -> tuple[list[
 def run_all() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.soak", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, help="kills in this sitting (default: three for every combination)")
+    parser.add_argument("--per_run", type=int, default=3, help="kills of one run (default 3)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the moments (default: the time)")
     parser.add_argument("--log", type=Path, help="a line of JSON for every run; sittings add up there")
     arguments = parser.parse_args()
@@ -189,7 +190,7 @@ def run_all() -> int:
         for number, options in enumerate(itertools.cycle(todo)):
             if sum(line["kills"] for line in lines) >= wanted:
                 break
-            kills, found = soak(options, 3, arguments.seed % 1000 + number, Path(folder))
+            kills, found = soak(options, arguments.per_run, arguments.seed % 1000 + number, Path(folder))
             hits = {aim: sum(kill.hit for kill in kills if kill.aim == aim) for aim in AIMS}
             line = {"run": " ".join(options), "kills": len(kills), "hits": hits, "differing": found, "commit": commit()}
             lines.append(line)

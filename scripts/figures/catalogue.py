@@ -141,6 +141,23 @@ def forest(selection, theme):
     return tabled.forest(pairs, theme)
 
 
+def forest_of(plan: Plan) -> Figure:
+    """The paired differences of a plan that compares: a panel for every column, a line for every row."""
+
+    def drawing(selection: Selection, theme: Theme) -> Drawing | None:
+        table = tabulate(plan, selection)
+        pairs: dict[str, dict[str, Paired]] = {}
+        for ((_, row), column), result in table.results.items():
+            pairs.setdefault("\n".join(column), {})[row] = Paired(tuple(result.found))
+        return tabled.forest(pairs, theme)
+
+    return Figure(plan.id, plan.title, drawing, plan.id)
+
+
+def compares(plan: Plan, selection: Selection) -> bool:
+    return all(cell.over is not None for cell in plan.cells(selection.runs.preset))
+
+
 @figure("z", "Distance of every cell to the published number", "table2 --preset paper")
 def z(selection, theme):
     ids = ("table2", "table3", "table4", "table8", "table11")

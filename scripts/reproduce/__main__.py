@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-IDS = "table2 ... fig7, or all (default); core ..., or studies; core:cifar10 for one data set"
+IDS = "table2 ... fig7, or all (default); core ..., or studies; core:cifar10 for one data set; or my_study.toml"
 
 
 def about(command: argparse.ArgumentParser, ids: str = IDS) -> None:
@@ -95,7 +95,9 @@ def about(command: argparse.ArgumentParser, ids: str = IDS) -> None:
     )
     command.add_argument("--kappa", type=number(0, 1), help="for --select fixed")
     command.add_argument("--lambd", type=number(0), help="for --select fixed")
-    command.add_argument("--also", help="further norms, separated by commas: a row in every table of accuracies")
+    command.add_argument(
+        "--also", help="further norms and methods, separated by commas: rows in the tables of accuracies"
+    )
     command.add_argument("--plugins", nargs="+", action="extend", help="folders or modules of your own, as in main.py")
     command.add_argument("--base_path", type=path, help="folder with the data, as in main.py")
     command.add_argument(

@@ -107,7 +107,8 @@ def run_missing(arguments) -> int:
         if not wanted:
             print("nothing to do; `python -m scripts.reproduce report` writes the tables", file=sys.stderr)
             break
-        remember(arguments)
+        if arguments.preset in PRESETS:
+            remember(arguments)
         latest = launch(wanted, len(found), arguments, selection.runs, expected)
         outcome.done += latest.done
         outcome.failed |= latest.failed
@@ -318,11 +319,12 @@ def provenance(tables: list[Table]) -> list[str]:
 
 def drawn(plans: list[Plan], selection: Selection, folder: Path, scale: str) -> list[writing.Picture]:
     """The figures that the runs allow, of the plans asked for and, with all of them, what the paper lacks."""
-    from scripts.figures.catalogue import FIGURES, draw
+    from scripts.figures.catalogue import FIGURES, compares, draw, forest_of
 
     ids = {plan.id for plan in plans}
     further = {id for id in FIGURES if id not in PLANS} if {*PLANS} <= ids | UNAVAILABLE else set()
     wanted = [figure for id, figure in FIGURES.items() if id in ids | further]
+    wanted += [forest_of(plan) for plan in plans if plan.id not in FIGURES and compares(plan, selection)]
     return [
         writing.Picture(figure.id, figure.title, f"{figure.title}. {scale}", folder)
         for figure in wanted

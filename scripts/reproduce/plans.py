@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scripts.reproduce.presets import Preset
+from utils.config.registry import MODELS
 
 NORMS = {"bn": "BN", "ln": "LN", "in": "IN", "gn": "GN", "cn": "CN", "adab2n": "AdaB²N"}
 METHODS = {"er_ace": "ER-ACE", "derpp": "DER++", "er_ace_lider": "LiDER"}
@@ -108,14 +109,16 @@ PUBLISHED_DATA = {
 
 
 def _online(preset: Preset, table: str, metric: tuple[str, ...]) -> Iterator[Cell]:
-    for model in ("er_ace", "derpp"):
+    for model in ("er_ace", "derpp", *preset.also_models):
+        method = METHODS.get(model, model)
         for norm in (*NORMS, *preset.also):
             for key, buffer in _columns(preset):
                 index = preset.data[key].buffers.index(buffer)
-                published = (table, f"{METHODS[model]} w/ {in_paper(norm)}", _published_column(key, index))
+                published = (table, f"{method} w/ {in_paper(norm)}", _published_column(key, index))
+                own_memory = MODELS.get(model).build.uses_buffer
                 yield Cell(
-                    METHODS[model], f"{METHODS[model]} w/ {title_of(norm)}",
-                    (preset.data[key].title, f"M = {buffer}"), Experiment(model, norm, key, buffer), metric, published,
+                    method, f"{method} w/ {title_of(norm)}", (preset.data[key].title, f"M = {buffer}"),
+                    Experiment(model, norm, key, buffer if own_memory else None), metric, published,
                 )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ class Preset:
     figure_norms: tuple[str, ...] = ("cn", "adab2n")  # of the figures that show gains over BN
     needs_base_path: bool = False
     also: tuple[str, ...] = ()  # further norms, a row in every table of accuracies
+    also_models: tuple[str, ...] = ()  # further methods, each with a row for every norm in the online tables
 
     @property
     def comparable(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from scripts.reproduce.own_study import OwnStudy, named_plugins, read_study
 from scripts.reproduce.plans import NORMS, PLANS, Cell, Plan, Unavailable
 from scripts.reproduce.presets import PRESETS, Preset
 from scripts.reproduce.runs import Runs
@@ -18,6 +19,7 @@ from scripts.reproduce.selection import Selection
 from scripts.reproduce.studies import STUDIES
 from utils.config.loop_options import LARGEST_SEED
 from utils.config.plugins import load_plugins
+from utils.config.registry import MODELS as REGISTERED_MODELS
 from utils.config.registry import NORMS as REGISTERED_NORMS
 from utils.config.registry import close_matches
 from utils.errors import UsageError
@@ -64,8 +66,9 @@ def last_run(path: Path) -> dict:
 
 
 def still_there(also: str | None) -> str | None:
-    """Of the norms that the last run also had: one may have gone since."""
-    return ",".join(norm for norm in str(also or "").split(",") if norm in REGISTERED_NORMS.names()) or None
+    """Of the norms and methods that the last run also had: one may have gone since."""
+    known = {*REGISTERED_NORMS.names(), *REGISTERED_MODELS.names()}
+    return ",".join(name for name in str(also or "").split(",") if name in known) or None
 
 
 def remember(arguments) -> None:
@@ -79,6 +82,20 @@ def remember(arguments) -> None:
         print(
             f"warning: cannot write {path}: {error.strerror}; `report` must be told what this is about", file=sys.stderr
         )
+
+
+def own_study_of(arguments) -> OwnStudy | None:
+    """The file that a command names in place of tables and figures."""
+    files = [word for word in arguments.ids if word.endswith(".toml")]
+    if not files:
+        return None
+    if len(arguments.ids) > 1 or arguments.preset or arguments.select not in (None, "fixed"):
+        raise UsageError("a study of one's own stands alone: no other ids, no --preset and no --select with it")
+    path = Path(files[0])
+    study_plugins = named_plugins(path)
+    load_plugins([*study_plugins, *(arguments.plugins or [])])
+    arguments.plugins = [*study_plugins, *(arguments.plugins or [])]
+    return read_study(path)
 
 
 def chosen_plans(ids: list[str], preset: Preset) -> list[Plan | Unavailable]:
@@ -105,11 +122,22 @@ def part_of(plan: Plan, data: str) -> Plan:
     return replace(plan, cells=cells)
 
 
-def selection_of(arguments) -> Selection:
-    also = tuple(arguments.also.split(",")) if arguments.also else ()
-    for norm in also:
-        REGISTERED_NORMS.get(norm)
-    preset = replace(PRESETS[arguments.preset], also=tuple(norm for norm in also if norm not in NORMS))
+def with_also(preset: Preset, also: str | None) -> Preset:
+    """Further norms and methods, a row each."""
+    names = tuple(also.split(",")) if also else ()
+    models = tuple(name for name in names if name in REGISTERED_MODELS.names())
+    norms = tuple(name for name in names if name not in models)
+    for name in norms:
+        REGISTERED_NORMS.get(name)
+    return replace(
+        preset,
+        also=tuple(norm for norm in norms if norm not in NORMS),
+        also_models=tuple(model for model in models if model not in ("er_ace", "derpp")),
+    )
+
+
+def selection_of(arguments, preset: Preset | None = None) -> Selection:
+    preset = preset or with_also(PRESETS[arguments.preset], arguments.also)
     if preset.needs_base_path and not arguments.base_path:
         raise UsageError(f"--preset {preset.name} needs --base_path, a folder of images as seq-folder reads it")
     seeds = preset.seeds
@@ -132,6 +160,9 @@ def selection_of(arguments) -> Selection:
 
 
 def set_up(arguments) -> tuple[list[Plan], list[Unavailable], Selection]:
+    if study := own_study_of(arguments):
+        arguments.preset, arguments.select = study.path.stem, "fixed"
+        return list(study.plans().values()), [], selection_of(arguments, study.preset())
     settled(arguments)
     plans = chosen_plans(arguments.ids, PRESETS[arguments.preset])
     return (

@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scripts.command_line import Parser
 from utils import process
 from utils.config.options import folder, path
 from utils.config.registry import close_matches
@@ -61,16 +62,8 @@ def show(arguments: argparse.Namespace) -> None:
     print(f"{len(found)} of {total}" if arguments.where else total)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        process.complain(f"{message}; see python -m scripts.results --help")
-        raise SystemExit(2)
-
-
 def parser() -> argparse.ArgumentParser:
-    whole = _Parser(
-        prog="python -m scripts.results", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    whole = Parser(prog="python -m scripts.results", description=__doc__)
     whole.add_argument(
         "--where",
         action="append",

@@ -11,6 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from scripts.command_line import Parser
 from scripts.reproduce.__main__ import about
 from utils import process
 from utils.config.options import folder
@@ -31,14 +32,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        process.complain(f"{message}; see python -m scripts.figures --help")
-        raise SystemExit(2)
-
-
 def parser() -> argparse.ArgumentParser:
-    found = _Parser(prog="scripts.figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found = Parser(prog="scripts.figures", description=__doc__)
     about(found, "fig1 ... fig7, tasks, anytime, weights, forest, z, or all; run RUN_FOLDER for one run")
     found.add_argument("--output", type=folder, help="folder (default: RESULTS_PATH/figures/PRESET)")
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from scripts.command_line import Parser
 from utils import process
 from utils.config.options import folder, integer, number, path
 from utils.config.plugins import given_plugins
@@ -32,18 +33,12 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        process.complain(f"{message}; see python -m scripts.reproduce --help")
-        raise SystemExit(2)
-
-
 MANY = 10_000  # workers, jobs or attempts; more is a slip
 
 
 def parser() -> argparse.ArgumentParser:
-    whole = _Parser(prog="scripts.reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = whole.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    whole = Parser(prog="scripts.reproduce", description=__doc__)
+    commands = whole.add_subparsers(dest="command", required=True, parser_class=Parser)
     about(commands.add_parser("list", help="tables and figures: runs needed, done, failed, missing, hours"))
     about(commands.add_parser("status", help="every run that is not done, and what became of it"))
     report = commands.add_parser("report", help="write Markdown, LaTeX, CSV and HTML")

@@ -13,6 +13,7 @@ from itertools import product
 
 import numpy as np
 
+from scripts.command_line import Parser
 from scripts.theory.kappa import best_kappa, distances
 from scripts.theory.weights import (
     ETA,
@@ -47,15 +48,9 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str):
-        process.complain(f"{message}; see python -m scripts.theory --help")
-        raise SystemExit(2)
-
-
 def parser() -> argparse.ArgumentParser:
-    whole = _Parser(prog="scripts.theory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = whole.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    whole = Parser(prog="scripts.theory", description=__doc__)
+    commands = whole.add_subparsers(dest="command", required=True, parser_class=Parser)
     of_tasks = commands.add_parser("weights", help="each task's weight in the running statistics after the last task")
     _setting(of_tasks)
     of_tasks.add_argument("--momentum", choices=MOMENTA, default="ema", help="of the running statistics (default ema)")

@@ -155,8 +155,21 @@ def test_unknown_name_gets_close_matches_and_the_full_list():
     assert all(name in message.split("Known: ")[1] for name in NORMS.names())
 
 
-def test_close_matches_of_something_quite_different_are_none():
-    assert close_matches("xyzzy", ["bn", "gn"]) == "."
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("xyzzy", ["bn", "gn"], None),
+        ("xn", ["bn", "gn", "in"], None),  # all are as close, and none is any help
+        ("--foo", ["--lr", "--norm", "--model"], None),  # dashes are no likeness
+        ("--dry-run", ["--dry_run", "--rerun"], "--dry_run"),
+        ("DERPP", ["derpp", "derpp_lider"], "derpp"),
+        ("--buffer", ["--batch_size", "--buffer_size", "--buffer_mode"], "--buffer_size or --buffer_mode"),
+        ("bufer_size", ["batch_size", "buffer_mode", "buffer_size"], "buffer_size"),
+        ("sdg", ["sgd", "er"], "sgd"),
+    ],
+)
+def test_close_matches_are_some_help_or_none(name, known, meant):
+    assert close_matches(name, known) == (f"; did you mean {meant}?" if meant else ".")
 
 
 @pytest.mark.parametrize("given", [{"options": Option("x", text, "")}, {"rules": [Rule({"lr": 1.0})]}])

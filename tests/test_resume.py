@@ -36,7 +36,7 @@ MLP = [*DIGITS, "--backbone", "mlp", "--hidden", "8"]
 # Three steps a task.
 SHORT = [*DIGITS, "--num_filters", "2", "--debug_mode", "--batch_size", "6"]
 RUN = ["--model", "derpp", "--norm", "adab2n", "--buffer_size", "30", *MLP]
-STOPPED = "error: stopped by {}; the same command goes on from the last checkpoint"
+STOPPED = "stopped by {}; the same command goes on from the last checkpoint"
 
 
 def names(folder):
@@ -496,7 +496,7 @@ def test_signal_while_images_are_decoded_stops_at_once(processes, results, image
     exitcode, said = ended(process, within=5)
     assert exitcode == code
     (line,) = said.splitlines()
-    assert line.startswith(f"error: stopped by {number.name}")
+    assert line.startswith(f"stopped by {number.name}")
     assert runner(results)("--model", "sgd", *images).code == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import mean, stdev
+
 TITLES = {"class_il": "Class-IL", "task_il": "Task-IL", "domain_il": "Domain-IL"}
 METRICS = {
     "faa": "final average accuracy (FAA)",
@@ -42,11 +44,12 @@ def accuracy_table(setting: str, matrix: list[list[float | None]]) -> str:
     return aligned(rows)
 
 
-def metrics_table(metrics: dict[str, dict[str, float | None]]) -> str:
+def metrics_table(metrics: dict[str, dict[str, float | None]], title: str = "summary, %", shown=percent) -> str:
+    """`shown` makes text of what there is of a metric."""
     settings = list(metrics)
-    rows = [["summary, %", *(TITLES[setting] for setting in settings)]]
-    known = {name: title for name, title in METRICS.items() if any(name in metrics[s] for s in settings)}
-    rows += [[title, *(percent(metrics[s][name]) for s in settings)] for name, title in known.items()]
+    rows = [[title, *(TITLES[setting] for setting in settings)]]
+    known = {name: words for name, words in METRICS.items() if any(name in metrics[s] for s in settings)}
+    rows += [[words, *(shown(metrics[s][name]) for s in settings)] for name, words in known.items()]
     return aligned(rows)
 
 
@@ -58,3 +61,23 @@ def run_report(record: dict) -> str:
         f"{record['steps']} steps in {record['seconds']:.1f} s of training ({record['steps_per_second']:.1f} steps/s)"
     )
     return "\n\n".join([record["run"], *tables, speed])
+
+
+def report_over_seeds(records: list[dict], asked_for: int) -> str:
+    """Mean and standard deviation (n - 1) of every metric."""
+    settings = records[0]["results"]
+    values = {
+        setting: {
+            name: [record["results"][setting]["metrics"][name] for record in records] for name in first["metrics"]
+        }
+        for setting, first in settings.items()
+    }
+    of = "" if len(records) == asked_for else f" of {asked_for}"
+    seeds = f"{len(records)}{of} seed{'s' if asked_for > 1 else ''}"
+    return metrics_table(values, f"mean ± std over {seeds}, %", mean_and_deviation)
+
+
+def mean_and_deviation(values: list[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    deviation = f" ± {percent(stdev(known))}" if len(known) > 1 else ""
+    return percent(mean(known) if known else None) + deviation

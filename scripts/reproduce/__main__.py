@@ -87,7 +87,7 @@ def about(command: argparse.ArgumentParser, ids: str = IDS) -> None:
         choices=["paper", "narrow", "cpu", "smoke"],
         help="at which scale (default: as in the last `run`; paper)",
     )
-    command.add_argument("--seeds", help="such as 0,1,2 (default: the preset's)")
+    command.add_argument("--seeds", help="such as 0-4 or 0,1,2 (default: the preset's)")
     command.add_argument(
         "--select",
         choices=["fixed", "validation", "test"],

@@ -8,12 +8,14 @@ own default, where a switch follows `--fidelity`.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from utils.config import loop_options
-from utils.config.options import ByFidelity, Option, Rule, SameAs, default_values, flag
+from utils.config.config_file import ConfigFile, given_file, identifying, toml_path, words
+from utils.config.options import ByFidelity, Option, Rule, SameAs, default_values, flag, path
 from utils.config.plugins import given_plugins, load_plugins
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
 from utils.errors import UsageError
@@ -34,10 +36,24 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> dict[str, Any]:
-    """The explicit flags of a command, checked one by one. Its plug-ins are loaded first: their flags count too."""
-    plugins = given_plugins(argv)
+    """The explicit flags of a command, checked one by one, and those of its `--config` file that they leave. Plug-ins
+    are loaded first: their flags count too."""
+    file = given_file(argv)
+    plugins = given_plugins(argv, file.plugins if file else ())
     load_plugins(plugins)
     parser = build_parser()
+    explicit = _parsed(parser, argv)
+    if "help" in explicit:
+        raise UsageError("for help give --help alone")
+    explicit.pop("config", None)
+    if file:
+        explicit = _from_file(file, explicit, parser) | explicit
+    if "seed" in explicit and "seeds" in explicit:
+        raise UsageError("--seed and --seeds contradict each other: give one")
+    return explicit | ({"plugins": tuple(plugins)} if plugins else {})
+
+
+def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
     explicit, unknown = parser.parse_known_args(argv)
     for word in unknown:
         if word.startswith("--"):
@@ -46,11 +62,95 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
                 f"unknown flag {name}{close_matches(name, list(parser._option_string_actions))} See --help"
             )
         raise UsageError(f"unexpected argument {word!r}: flags start with --, see --help")
-    if hasattr(explicit, "help"):
-        raise UsageError("for help give --help alone")
-    if plugins:
-        explicit.plugins = tuple(plugins)
     return vars(explicit)
+
+
+# --- configuration files ----------------------------------------------------------------------------------------------
+
+OR = (("seed", "seeds"), ("n_epochs", "n_iters"))  # of which a command has one
+# What a command does once: no part of a configuration that is to be used again.
+ACTS = ("rerun", "accept_changed_code", "restart_changed_code", "dry_run", "eval_only")
+
+
+def _from_file(file: ConfigFile, flags: dict[str, Any], parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """What the file says, checked as flags are. What it says of a model, norm, data set or backbone that the flags
+    replace goes with that."""
+    options = _by_name()
+    try:
+        values = _identifying(file.values) if file.is_of_a_run else file.values
+        _refuse_unknown_parts(file)
+        known = {*options, *SELECTORS, "seeds"}
+        for name in values:
+            if name not in known:
+                raise UsageError(f"unknown key {name!r}{close_matches(name, sorted(known))}")
+        explicit = _parsed(parser, as_words(values))
+        for one, other in (*OR, *(pair[::-1] for pair in OR)):
+            if one in flags:
+                explicit.pop(other, None)
+        return _fitting(file.path, explicit, flags)
+    except UsageError as error:
+        raise UsageError(f"{file.path}: {error}") from None
+
+
+def _refuse_unknown_parts(file: ConfigFile) -> None:
+    """Before its other options: those of a plug-in that is not there would be unknown as well."""
+    for name, registry in SELECTORS.items():
+        if name in file.values and file.values[name] not in registry.names():
+            made_with = file.values.get("plugins") if file.is_of_a_run else None
+            hint = f"; the run had --plugins {' '.join(map(str, made_with))}" if made_with else ""
+            try:
+                registry.get(str(file.values[name]))
+            except UsageError as error:
+                raise UsageError(f"{error}{hint}") from None
+
+
+def _fitting(path: str, explicit: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    both = explicit | flags
+    if not {"model", "dataset"} <= set(both):
+        return explicit  # which is told, or is in a network that is evaluated
+    config: dict[str, Any] = {}
+    entries = _selected(both, config)
+    before, now = _active_options(_selected(flags | explicit, {})), _active_options(entries)
+    gone = [name for name in explicit if name in before and name not in now]
+    if gone:
+        print(f"note: {path}: left out, since other flags replace what they belong to: {', '.join(gone)}",
+              file=sys.stderr)  # fmt: skip
+    explicit = {name: value for name, value in explicit.items() if name not in gone}
+    _refuse_strangers([name for name in explicit if name != "seeds"], now, config, entries)
+    return explicit
+
+
+def _identifying(values: dict[str, Any]) -> dict[str, Any]:
+    kept = identifying(values, _by_name())
+    entries = {name: registry.entries().get(values.get(name)) for name, registry in SELECTORS.items()}
+    if all(entries.values()) and kept.get("replay_forward") == _meaning_of_auto(entries):
+        del kept["replay_forward"]
+    return kept
+
+
+def to_save(config: Config, explicit: dict[str, Any], seeds: Sequence[int] | None) -> dict[str, Any]:
+    """What `--save_config` writes: all that identifies the run, and what else was given."""
+    numbers = number_options(config)
+    more = {name: value for name, value in explicit.items() if name not in numbers and name not in ACTS}
+    values = _identifying(numbers) | more
+    return values if seeds is None else {name: v for name, v in values.items() if name != "seed"} | {"seeds": seeds}
+
+
+def as_words(values: dict[str, Any]) -> list[str]:
+    """Options of a file as a command gives them: so they are checked as a command's are."""
+    return [*words({name: value for name, value in values.items() if value is not None}, _by_name())]
+
+
+def _by_name() -> dict[str, Option]:
+    """Every option there is; of owners that share a name, the first's."""
+    found: dict[str, Option] = {}
+    for _, _, options in _all_options():
+        for option in options:
+            found.setdefault(option.name, option)
+    return found
+
+
+# --- the parser -------------------------------------------------------------------------------------------------------
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -68,6 +168,22 @@ def build_parser() -> argparse.ArgumentParser:
     for name, registry in SELECTORS.items():
         known = ", ".join(registry.names())
         chosen.add_argument(f"--{name}", metavar="NAME", help=f"{_one(known)}")
+    chosen.add_argument(
+        "--seeds",
+        type=loop_options.seeds,
+        metavar="SEEDS",
+        help="such as 0-4 or 0,1,2: the runs of these seeds one after the other, and mean and deviation at the end",
+    )
+    chosen.add_argument(
+        "--config",
+        type=path,
+        metavar="FILE",
+        help="take flags from a TOML file (lr = 0.1), or those that identify a run from its record.json or "
+        "config.json; flags on the command line win",
+    )
+    chosen.add_argument(
+        "--save_config", type=toml_path, metavar="FILE", help="write the resolved configuration as TOML, for --config"
+    )
     chosen.add_argument("--list", nargs="*", metavar="WHAT", help="what is registered: models, norms, ..., switches")
     declared: dict[str, dict[str, Option]] = {}  # flag -> owner -> option
     flags_of: dict[str, dict[str, None]] = {}  # title -> flags, each where it came first
@@ -126,6 +242,9 @@ def _all_options() -> Iterable[tuple[str, str, tuple[Option, ...]]]:
             yield title, entry.name, entry.options
 
 
+# --- from flags to a configuration ------------------------------------------------------------------------------------
+
+
 def resolve(explicit: dict[str, Any]) -> Config:
     """A configuration without gaps; raises UsageError where flags contradict each other."""
     config: dict[str, Any] = {}
@@ -162,7 +281,9 @@ def _active_options(entries: dict[str, Entry]) -> dict[str, Option]:
     return {option.name: option for option in options}
 
 
-def _refuse_strangers(explicit: dict, options: dict[str, Option], config: dict, entries: dict[str, Entry]) -> None:
+def _refuse_strangers(
+    explicit: Iterable[str], options: dict[str, Option], config: dict, entries: dict[str, Entry]
+) -> None:
     """A flag that the chosen model, norm, data set and backbone do not use is a mistake, not decoration."""
     for name in explicit:
         if name in options or name in SELECTORS:
@@ -218,7 +339,7 @@ def _check_rules(entry: Entry) -> None:
 
 
 def _all_names() -> set[str]:
-    return {option.name for _, _, options in _all_options() for option in options}
+    return set(_by_name())
 
 
 def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: dict[str, Entry]) -> None:
@@ -236,8 +357,12 @@ def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: d
             raise UsageError("--ring_quota needs --buffer_mode ring")
         config["ring_quota"] = None  # so that a reservoir's run is the same run whatever a preset says of rings
     if config.get("replay_forward") == "auto":
-        together = model.always_joint_forward or entries["norm"].traits.get("joint_replay", False)
-        config["replay_forward"] = "joint" if together else "separate"
+        config["replay_forward"] = _meaning_of_auto(entries)
+
+
+def _meaning_of_auto(entries: dict[str, Entry]) -> str:
+    together = entries["model"].build.always_joint_forward or entries["norm"].traits.get("joint_replay", False)
+    return "joint" if together else "separate"
 
 
 def number_options(config: Config) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from dataclasses import dataclass
 
 from utils.config.options import (
@@ -49,7 +50,8 @@ class Interval:
 
 
 def interval(text: str) -> Interval:
-    """Option type: `300s`, `5m` or a number of steps."""
+    """Option type: `300s`, `5m`, or a number of steps, as `str` of one gives it too."""
+    text = text.removesuffix(" steps")
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
     try:
         value = float(text[:-1]) * unit if unit else int(text)
@@ -63,6 +65,21 @@ def interval(text: str) -> Interval:
 
 
 LARGEST_SEED = 2**31 - 1
+MANY = 10_000  # seeds; more is a slip
+
+
+def seeds(words: str) -> tuple[int, ...]:
+    """Option type: `0-4`, `0,1,2`, or both."""
+    spans = [re.fullmatch(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", word) for word in words.split(",")]
+    ranges = [range(int(span[1]), int(span[2] or span[1]) + 1) for span in spans if span]
+    few = len(ranges) == len(spans) and all(ranges) and sum(map(len, ranges)) <= MANY
+    found = tuple(seed for one in ranges for seed in one) if few else (0, 0)
+    if len(set(found)) < len(found) or max(found) > LARGEST_SEED:
+        raise argparse.ArgumentTypeError(
+            f"must be different whole numbers such as 0-4 or 0,1,2, up to {LARGEST_SEED}; got {words[:80]!r}"
+        )
+    return found
+
 
 RUN = (
     Option("scenario", choice("online", "offline"), "one pass, or 50 epochs per task", default="online"),

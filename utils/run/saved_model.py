@@ -6,13 +6,12 @@ import hashlib
 import io
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from models.method import Method
-from utils.config.arguments import SELECTORS, number_options, parse, resolve
+from utils.config.arguments import SELECTORS, as_words, number_options, parse, resolve
 from utils.device import set_up_device
 from utils.errors import UsageError
 from utils.files import write_atomically
@@ -81,7 +80,7 @@ def evaluate_saved(explicit: dict) -> int:
     about, tensors = load_saved(path)
     for name, registry in SELECTORS.items():  # before its flags, which are unknown where a plug-in is missing
         registry.get(str(about["config"].get(name)))
-    made_by = parse(list(_words(about["config"])))
+    made_by = parse(as_words(about["config"]))
     for name, value in explicit.items():
         if name in about["config"] and value != made_by.get(name):
             raise UsageError(
@@ -109,14 +108,3 @@ def evaluate_saved(explicit: dict) -> int:
     for setting, row in results.items():
         print("\n" + accuracy_table(setting, [row]))
     return 0
-
-
-def _words(options: dict) -> Iterator[str]:
-    """As a command would give them: so they are checked as a command's are."""
-    for name, value in options.items():
-        if value is True:
-            yield f"--{name}"
-        elif isinstance(value, list):
-            yield f"--{name}={','.join(map(str, value)) or 'none'}"
-        elif value is not None and value is not False:
-            yield f"--{name}={value}"

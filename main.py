@@ -90,7 +90,7 @@ def run_one(config: Config) -> tuple[int, dict | None, Path | None]:
         return 0, None, None
     record = folder.answer() or train(config, data, folder)
     if record["status"] == "failed":
-        print(f"error: {record['reason']}", file=sys.stderr)
+        print(f"{record.get('traceback', '')}error: {record['reason']}", file=sys.stderr)
         if folder.is_again:
             print("note: the record of the attempt before stays, and answers", file=sys.stderr)
     else:

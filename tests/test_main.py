@@ -383,7 +383,7 @@ def test_saved_network_has_exactly_the_accuracies_of_the_last_row(saved, monkeyp
     last = {setting: result["matrix"][-1] for setting, result in finished.record["results"].items()}
     assert measured == [last]
     for setting, row in last.items():
-        assert accuracy_table(setting, [row]) in evaluated.stdout
+        assert accuracy_table(setting, [row], {"debug_mode": True}) in evaluated.stdout
     assert f"norm {finished.record['config']['norm']}" in evaluated.stdout.splitlines()[0]
 
 

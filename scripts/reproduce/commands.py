@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scripts.reproduce import report as writing
 from scripts.reproduce.claims import CLAIMS, judge, words
-from scripts.reproduce.display import Display, duration
+from scripts.reproduce.display import Display
 from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
 from scripts.reproduce.presets import PRESETS
 from scripts.reproduce.request import remember, set_up
@@ -21,7 +21,7 @@ from utils.errors import UsageError
 from utils.run.checkpoints import KEPT
 from utils.run.estimate import memory_estimate
 from utils.run.records import BadRecord, read_record
-from utils.tables import aligned
+from utils.tables import aligned, duration
 
 # --- list and status --------------------------------------------------------------------------------------------------
 

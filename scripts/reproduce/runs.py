@@ -18,7 +18,7 @@ from utils.config.registry import DATASETS, NORMS
 from utils.errors import DataMissing
 from utils.files import OwnedLock
 from utils.run.build import ABSENT, Data, epoch_sizes
-from utils.run.identity import run_name
+from utils.run.identity import run_folder
 from utils.run.probes import has_recording
 from utils.run.records import BadRecord, read_record
 from utils.run.training import total_steps
@@ -128,7 +128,7 @@ class Runs:
     def run_with(self, options: dict[str, Any]) -> Run:
         config = resolve(options)
         spec = self._spec(config)
-        folder = Path(config.results_path) / "runs" / run_name(config, spec)
+        folder = run_folder(config, spec)
         steps = total_steps(config, epoch_sizes(config, spec))
         return Run(folder.name, tuple(options.items()), folder, steps)
 

@@ -205,8 +205,21 @@ OUTPUT = (
         changes_numbers=False,
     ),
     Option("probe_every", integer(1, 10**6), "steps between two recorded ones", default=1, changes_numbers=False),
-    Option("non_verbose", flag, "no progress bar", default=False, changes_numbers=False),
+    Option(
+        "non_verbose",
+        flag,
+        "no progress on standard error: neither a bar nor, where that is no terminal, a line per task and minute",
+        default=False,
+        changes_numbers=False,
+    ),
     Option("notes", text, "a remark to keep in the record", changes_numbers=False),
+    Option(
+        "tensorboard",
+        flag,
+        "write curves for TensorBoard beside the record (pip install tensorboard)",
+        default=False,
+        changes_numbers=False,
+    ),
     Option("wandb_project", text, "log to this Weights & Biases project", changes_numbers=False),
     Option("wandb_entity", text, "its user or team", changes_numbers=False),
 )

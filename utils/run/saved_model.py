@@ -18,7 +18,7 @@ from utils.files import write_atomically
 from utils.run.build import Data, build_method, build_network
 from utils.run.evaluation import accuracies
 from utils.run.sources import changed_sources, shortened, sources_of
-from utils.tables import accuracy_table
+from utils.tables import accuracy_table, reservation_lines
 
 METHOD = "method"  # the method's own state, as bytes of `torch.save`
 
@@ -105,6 +105,8 @@ def evaluate_saved(explicit: dict) -> int:
         raise UsageError(f"{path} does not fit its own configuration: {' '.join(str(error).split())}") from error
     results = accuracies(method, stream, range(data.spec.n_tasks))
     print(f"{path}: {', '.join(f'{name} {getattr(config, name)}' for name in SELECTORS)}")
+    for line in reservation_lines(config.values()):
+        print(line)
     for setting, row in results.items():
-        print("\n" + accuracy_table(setting, [row]))
+        print("\n" + accuracy_table(setting, [row], config.values()))
     return 0

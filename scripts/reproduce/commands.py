@@ -64,6 +64,9 @@ def hours(left: list[Run], runs: Runs, speed: Speed) -> str:
     return f"{known / 3600:.2f} + ?" if known else "?"
 
 
+SHOWN = 20  # of the runs that have not begun
+
+
 def show_status(arguments) -> int:
     plans, _, selection = set_up(arguments)
     runs = selection.runs
@@ -77,6 +80,11 @@ def show_status(arguments) -> int:
             print(f"failed   {name}; its log, {run.log}, ends\n{tail(run, 3)}")
         elif states[name] == STOPPED:
             print(f"stopped  {name}: goes on from its checkpoint")
+    missing = [name for name in found if states[name] == MISSING]
+    for name in missing[:SHOWN]:
+        print(f"missing  {name}")
+    if len(missing) > SHOWN:
+        print(f"missing  {len(missing) - SHOWN} more; `run --dry_run` prints the commands of all")
     counts = Counter(states.values())
     print(", ".join(f"{counts[state]} {state}" for state in (DONE, RUNNING, FAILED, STOPPED, MISSING)))
     if waiting:

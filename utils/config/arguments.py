@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Container, Iterable, Sequence
+from pathlib import Path
+from shutil import get_terminal_size
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -35,6 +38,22 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
+class _Help(argparse.HelpFormatter):
+    """As wide as the terminal, up to a width that reads well. Names with a hyphen, such as seq-digits, stay whole."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=30, width=min(110, get_terminal_size((112, 24)).columns - 2))
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+def _program() -> str:
+    """As it was called: installed, or as a file."""
+    name = Path(sys.argv[0]).name
+    return name if name == "adab2n" else "main.py"
+
+
 def parse(argv: Sequence[str]) -> dict[str, Any]:
     """The explicit flags of a command, checked one by one, and those of its `--config` file that they leave. Plug-ins
     are loaded first: their flags count too."""
@@ -54,15 +73,21 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
-    explicit, unknown = parser.parse_known_args(argv)
+    """With dashes for underscores too, as in --dry-run."""
+    known = parser._option_string_actions
+    explicit, unknown = parser.parse_known_args([_underscored(word, known) for word in argv])
     for word in unknown:
         if word.startswith("--"):
             name = word.split("=")[0]
-            raise UsageError(
-                f"unknown flag {name}{close_matches(name, list(parser._option_string_actions))} See --help"
-            )
+            raise UsageError(f"unknown flag {name}{close_matches(name, list(known))} See --help")
         raise UsageError(f"unexpected argument {word!r}: flags start with --, see --help")
     return vars(explicit)
+
+
+def _underscored(word: str, known: Container[str]) -> str:
+    name, given, value = word.partition("=")
+    other = f"--{name[2:].replace('-', '_')}"
+    return f"{other}{given}{value}" if name.startswith("--") and name not in known and other in known else word
 
 
 # --- configuration files ----------------------------------------------------------------------------------------------
@@ -155,13 +180,13 @@ def _by_name() -> dict[str, Option]:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="main.py",
-        description="Continual learning with swappable normalization layers. "
-        "Every flag has a default that fits the model, norm, data set and scenario; a run prints them all.",
+        usage=f"{_program()} --model NAME --dataset NAME [--norm NAME] [more flags]",
+        description="Continual learning with swappable normalization layers. Every flag has a default that fits the "
+        "model, norm, data set and scenario; --dry_run prints them all for a command.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         add_help=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30, width=110),
+        formatter_class=_Help,
     )
     chosen = parser.add_argument_group("what to run")
     chosen.add_argument("-h", "--help", action="count", help="show this and exit")
@@ -208,7 +233,6 @@ def _one(text: str) -> str:
 def _add(group, by_owner: dict[str, Option]) -> None:
     """One flag, which several owners may share, each with its own default."""
     option = next(iter(by_owner.values()))
-    names = getattr(option.type, "names", None)
     owners = [owner for owner in by_owner if owner]
     defaults = {_shown_default(option): owner for owner, option in by_owner.items()}
     shown = "".join(f"{text} for {owner}" if len(defaults) > 1 else text for text, owner in defaults.items())
@@ -216,7 +240,7 @@ def _add(group, by_owner: dict[str, Option]) -> None:
     if option.type is flag:
         group.add_argument(option.flag, action="store_true", help=help_)
         return
-    metavar = "{" + ",".join(names) + "}" if names else option.name.split("_")[-1].upper()
+    metavar = getattr(option.type, "metavar", "VALUE")
     several = {"nargs": "+", "action": "extend"} if option.several else {}
     group.add_argument(option.flag, type=option.type, metavar=metavar, help=help_, **several)
 
@@ -330,6 +354,11 @@ def _check_rules(entry: Entry) -> None:
     known = _all_names()
     for rule in entry.rules:
         for name in rule.values:
+            if name in SELECTORS:
+                raise UsageError(
+                    f"a rule of {entry.name} sets {name!r}, which is chosen before rules are asked; a data set names "
+                    "its backbone where it is registered: backbone='mlp'"
+                )
             if name not in known:
                 raise UsageError(f"a rule of {entry.name} sets {name!r}, no option{close_matches(name, sorted(known))}")
         for name in rule.when:

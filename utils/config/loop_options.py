@@ -38,6 +38,11 @@ def milestones(words: str) -> tuple[int, ...]:
     return epochs
 
 
+def plugin(value: str) -> str:
+    """Option type: a folder's or a module's name; what it is shows when it is loaded."""
+    return text(value)
+
+
 @dataclass(frozen=True)
 class Interval:
     """Between two checkpoints: a number of steps, or of seconds."""
@@ -63,6 +68,8 @@ def interval(text: str) -> Interval:
         ) from None
     return Interval(seconds=value) if unit else Interval(steps=value)
 
+
+milestones.metavar, interval.metavar, plugin.metavar, device_name.metavar = "EPOCHS", "TIME", "FOLDER", "NAME"
 
 LARGEST_SEED = 2**31 - 1
 MANY = 10_000  # seeds; more is a slip
@@ -127,7 +134,7 @@ RUN = (
     Option("debug_mode", flag, "only three batches per epoch, to try things out", default=False),
     Option(
         "plugins",
-        text,
+        plugin,
         "folders or modules with norms, methods, data sets or backbones of your own; more of them in the environment "
         f"variable {PLUGINS_VARIABLE}, separated by {os.pathsep!r}",
         default=(),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
 import torch
 
 from models.method import Method
-from utils.config.arguments import SELECTORS, as_words, number_options, parse, resolve
+from utils.config.arguments import SELECTORS, Config, as_words, number_options, parse, resolve
+from utils.config.options import path as path_type
+from utils.config.registry import DATASETS
 from utils.device import set_up_device
 from utils.errors import UsageError
 from utils.files import write_atomically
@@ -37,11 +40,19 @@ def save_model(path: Path, method: Method) -> None:
         "config": number_options(method.config),
         "data": method.spec.fingerprint,
         "sources": sources_of(method.config),
+        "where": _where(method.config),
     }
     about = json.loads(json.dumps(about))  # as it will be read
     # One entry: several would be written in an order that changes from process to process.
     content = save(tensors, metadata={"about": json.dumps(about | {"seal": _seal(about, tensors)})})
     write_atomically(path, lambda file: file.write(content))
+
+
+def _where(config: Config) -> dict[str, str]:
+    """Where the data of the run were."""
+    options = [option for option in DATASETS.get(config.dataset).options if option.type is path_type]
+    named = {option.name: getattr(config, option.name) for option in options}
+    return {name: os.path.abspath(value) for name, value in named.items() if value}
 
 
 def _seal(about: dict, tensors: dict[str, torch.Tensor]) -> str:
@@ -75,7 +86,8 @@ def load_saved(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
 
 
 def evaluate_saved(explicit: dict) -> int:
-    """The network's own configuration holds; flags may only say where the data are and what to run on."""
+    """The network's own configuration holds; flags may only say what to run on, and where the data are if they are no
+    longer where they were."""
     path = Path(explicit["eval_only"])
     about, tensors = load_saved(path)
     for name, registry in SELECTORS.items():  # before its flags, which are unknown where a plug-in is missing
@@ -86,7 +98,8 @@ def evaluate_saved(explicit: dict) -> int:
             raise UsageError(
                 f"--{name} {value} contradicts {path}, which was made with {about['config'][name]}: leave it out"
             )
-    config = resolve(made_by | explicit)
+    there = {name: where for name, where in about.get("where", {}).items() if os.path.exists(where)}
+    config = resolve(made_by | there | explicit)
     device = set_up_device(config)
     data = Data(config)
     if data.spec.fingerprint != about.get("data"):

@@ -134,7 +134,7 @@ class Runs:
 
     def _spec(self, config: Config):
         """Specs of folders cost a look at all their files; runs of the same data share one."""
-        own = [option.name for option in DATASETS.get(config.dataset).options]
+        own = ["start_from", "stop_after", *(option.name for option in DATASETS.get(config.dataset).options)]
         key = (config.dataset, *(str(getattr(config, name)) for name in sorted(own)))
         if key not in self._specs:
             try:

@@ -376,6 +376,7 @@ def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: d
         raise UsageError("--wandb_entity needs --wandb_project")
     if config["accept_changed_code"] and config["restart_changed_code"]:
         raise UsageError("--accept_changed_code and --restart_changed_code contradict each other: give one")
+    _check_training(config, explicit)
     model, backbone = entries["model"].build, entries["backbone"].build
     if model.needs_features and not backbone.n_feature_maps:
         raise UsageError(
@@ -387,6 +388,23 @@ def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: d
         config["ring_quota"] = None  # so that a reservoir's run is the same run whatever a preset says of rings
     if config.get("replay_forward") == "auto":
         config["replay_forward"] = _meaning_of_auto(entries)
+
+
+def _check_training(config: dict[str, Any], explicit: dict[str, Any]) -> None:
+    """A method may do without some of these options."""
+    optimizer, momentum = config.get("optimizer", "sgd"), config.get("optim_mom")
+    if optimizer != "sgd" and momentum:
+        raise UsageError(f"--optim_mom is SGD's, and --optimizer {optimizer} has its own: set --optim_mom 0")
+    if config.get("nesterov") and not (optimizer == "sgd" and momentum):
+        raise UsageError("--nesterov needs --optimizer sgd with a momentum: set --optim_mom")
+    if config.get("n_iters") is not None:
+        if "n_epochs" in explicit:
+            raise UsageError("--n_iters and --n_epochs contradict each other: give one")
+        if config.get("lr_milestones"):
+            raise UsageError("--n_iters counts steps and --lr_milestones epochs: set --lr_milestones none")
+        config["n_epochs"] = None
+    if config.get("stop_after") == config.get("n_tasks"):
+        config["stop_after"] = None  # that is all of them
 
 
 def _meaning_of_auto(entries: dict[str, Entry]) -> str:

@@ -1,4 +1,4 @@
-"""One run: arguments, build, train, record.
+"""One run: arguments, build, train, record. Or several, one for each of `--seeds`.
 
 python main.py --model derpp --norm adab2n --dataset seq-cifar100
 python main.py --list            what there is
@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from utils import process
 
 if __name__ == "__main__":
     process.begin()  # before torch, which takes seconds to import, comes with what follows
 
-from utils.config.arguments import Config, build_parser, parse, resolve
+from utils.config import config_file
+from utils.config.arguments import Config, build_parser, parse, resolve, to_save
 from utils.config.plugins import given_plugins, load_plugins
 from utils.errors import DataMissing, RunFailed, UsageError
 from utils.files import HeldElsewhere
 from utils.run.signals import Interrupted, Signals
+
+EXIT_CODES = {UsageError: 2, RunFailed: 1, HeldElsewhere: 3}  # of what a command says in one line
+WORST_LAST = (0, 3, 1, 2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,29 +45,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         from utils.config.listing import listing
 
         print(listing(explicit["list"]))
-    except UsageError as error:
-        return complain(error, 2)
-    except RunFailed as error:
-        return complain(error, 1)
-    except HeldElsewhere as error:
-        return complain(error, 3)
+    except tuple(EXIT_CODES) as error:
+        return complain(error)
     except Interrupted as error:
-        return complain(process.STOPPED.format(error), error.exit_code)
+        process.say_stopped(error)
+        return error.exit_code
     return 0
 
 
-def complain(what: object, exit_code: int) -> int:
-    process.complain(what)
-    return exit_code
+def complain(error: Exception, about: str = "") -> int:
+    process.complain(f"{about}{error}")
+    return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
 
 
 def run(explicit: dict) -> int:
+    seeds, saved = explicit.pop("seeds", None), explicit.pop("save_config", None)
     if "eval_only" in explicit:
         from utils.run.saved_model import evaluate_saved
 
+        if seeds or saved:
+            raise UsageError("--eval_only evaluates one network as it is: leave --seeds and --save_config out")
         return evaluate_saved(explicit)
-    config = resolve(explicit)
+    configs = [resolve(explicit | {"seed": seed}) for seed in seeds] if seeds else [resolve(explicit)]
+    if saved:
+        config_file.write(saved, to_save(configs[0], explicit, seeds))
+    if seeds:
+        return run_seeds(configs)
+    code, _, path = run_one(configs[0])
+    print_path(path)
+    return code
 
+
+def run_one(config: Config) -> tuple[int, dict | None, Path | None]:
+    """(exit code, record, where that lies)."""
     from utils.run.folder import RunFolder
     from utils.tables import run_report
 
@@ -72,18 +87,44 @@ def run(explicit: dict) -> int:
         from utils.run.estimate import dry_run_report
 
         print(dry_run_report(config, data.spec, folder))
-        return 0
+        return 0, None, None
     record = folder.answer() or train(config, data, folder)
     if record["status"] == "failed":
-        print(f"error: {record['reason']}", file=sys.stderr)
+        print(f"{record.get('traceback', '')}error: {record['reason']}", file=sys.stderr)
         if folder.is_again:
             print("note: the record of the attempt before stays, and answers", file=sys.stderr)
     else:
         print(run_report(record))
-    path = folder.path_of_record(record["status"])
-    if path.exists():
+    return 0 if record["status"] == "finished" else 1, record, folder.path_of_record(record["status"])
+
+
+def run_seeds(configs: Sequence[Config]) -> int:
+    """One after the other; the exit code is that of the worst. What is bad usage for one seed ends it all."""
+    from utils.tables import report_over_seeds
+
+    codes, records, paths = [], [], []
+    for config in configs:
+        try:
+            code, record, path = run_one(config)
+            records.append(record)
+            paths.append(path)
+            print()
+        except tuple(EXIT_CODES) as error:
+            code = complain(error, f"seed {config.seed}: ")
+        codes.append(code)
+        if code == EXIT_CODES[UsageError]:
+            break
+    finished = [record for record in records if record and record["status"] == "finished"]
+    if finished:
+        print(report_over_seeds(finished, len(configs)))
+    for path in paths:
+        print_path(path)
+    return max(codes, key=WORST_LAST.index)
+
+
+def print_path(path: Path | None) -> None:
+    if path is not None and path.exists():
         print(f"record: {path}")
-    return 0 if record["status"] == "finished" else 1
 
 
 def data_of(config: Config):

@@ -55,7 +55,7 @@ def cutmix_box(height: int, width: int, share: float, draw: np.random.Generator)
 class Gdumb(Method):
     unused_options = (
         "minibatch_size", "buffer_mode", "ring_quota", "replay_forward",
-        "lr", "lr_milestones", "lr_factor", "lr_restart", "optim_mom",
+        "lr", "lr_milestones", "lr_factor", "lr_restart", "optimizer", "optim_mom", "nesterov",
     )  # fmt: skip
 
     @classmethod

@@ -171,7 +171,10 @@ class Method:
         if own := self.parameters():
             groups.append({"params": own})
         config = self.config
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.optim_mom, weight_decay=config.optim_wd)
+        common = {"lr": config.lr, "weight_decay": config.optim_wd}
+        if config.optimizer == "sgd":
+            return torch.optim.SGD(groups, momentum=config.optim_mom, nesterov=config.nesterov, **common)
+        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer](groups, **common)
 
     def learning_rate(self, task: int, epoch: int) -> float | None:
         """A pure function of the place in the run, so that resuming needs no schedule state; None: no optimizer."""

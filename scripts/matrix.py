@@ -1,4 +1,4 @@
-"""Every method with every norm on the embedded digits: `python -m scripts.matrix` or `make matrix`.
+"""Every method with every norm on the embedded digits: `python -m scripts.matrix [flags of main.py]` or `make matrix`.
 
 72 runs in this process, about twenty minutes on two cores; finished ones are not repeated. Checks that every run has
 Class-IL and Task-IL, and that replay clearly beats fine-tuning with the same norm where batch statistics are used.
@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from main import main
@@ -25,20 +26,27 @@ CHECKED = ("bn", "cn", "adab2n")
 MARGIN = 20.0  # points of Class-IL accuracy that replay must be above fine-tuning
 
 
-def run(method: str, norm: str) -> dict | None:
+def run(method: str, norm: str, flags: Sequence[str]) -> tuple[int, dict | None]:
+    """(exit code, results)."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         words = ["--model", method, "--norm", norm, "--dataset", "seq-digits", "--non_verbose"]
-        code = main([*words, *SHORT.get(method, ()), *sys.argv[1:]])
+        code = main([*words, *SHORT.get(method, ()), *flags])
     path = Path(output.getvalue().splitlines()[-1].removeprefix("record: ")) if code == 0 else None
-    return json.loads(path.read_text())["results"] if path else None
+    return code, json.loads(path.read_text())["results"] if path else None
 
 
-def matrix() -> int:
+def matrix(flags: Sequence[str]) -> int:
+    """`flags` are further ones of main.py, for every run."""
+    if {"-h", "--help"} & set(flags):
+        print(__doc__.strip())
+        return 0
     results = {}
     for method in METHODS:
         for norm in NORMS:
-            results[method, norm] = run(method, norm)
+            code, results[method, norm] = run(method, norm, flags)
+            if code in (2, 130, 143):  # bad usage for all, or told to stop
+                return code
             print(f"{len(results)}/{len(METHODS) * len(NORMS)} {method} {norm}", file=sys.stderr)
     failed = [pair for pair, result in results.items() if not result or not {"class_il", "task_il"} <= set(result)]
     if failed:
@@ -63,4 +71,4 @@ def matrix() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(matrix())
+    sys.exit(matrix(sys.argv[1:]))

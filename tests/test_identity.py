@@ -7,7 +7,7 @@ import pytest
 from tests.helpers import build_run, make_spec, make_stream, run_config
 from utils.config.arguments import identity_options, number_options, parse, resolve
 from utils.config.registry import NORMS
-from utils.run.identity import run_identity, run_name
+from utils.run.identity import run_folder, run_hash, run_identity, run_name
 from utils.run.saved_model import load_saved, save_model
 
 SPEC = make_spec()
@@ -77,3 +77,25 @@ def test_a_saved_network_keeps_all_that_changes_numbers(tmp_path):
     assert kept["config"].keys() == number_options(config).keys()
     assert kept["config"]["kappa"] == 0.7
     assert "kappa" not in identity_options(config)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [({}, ""), ({"validation": 0.1}, "-val"), ({"debug_mode": True}, "-debug"),
+     ({"validation": 0.1, "debug_mode": True}, "-val-debug")],
+)  # fmt: skip
+def test_a_name_says_what_gives_no_test_results(flags, words):
+    name = run_name(run_config("er", **flags), SPEC)
+    hash_ = run_hash(run_identity(run_config("er", **flags), SPEC))
+    assert name == f"er-bn-seq-cifar10-online-m12-s0{words}-{hash_}"
+
+
+def test_a_run_from_before_names_said_so_stays_where_it_is(tmp_path):
+    config = run_config("er", debug_mode=True, results_path=str(tmp_path))
+    now = tmp_path / "runs" / run_name(config, SPEC)
+    before = tmp_path / "runs" / now.name.replace("-debug-", "-")
+    assert run_folder(config, SPEC) == now
+    before.mkdir(parents=True)
+    assert run_folder(config, SPEC) == before
+    now.mkdir()
+    assert run_folder(config, SPEC) == now

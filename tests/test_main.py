@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ANSWERED, call, runner
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import utils.run.build
@@ -383,7 +384,7 @@ def test_saved_network_has_exactly_the_accuracies_of_the_last_row(saved, monkeyp
     last = {setting: result["matrix"][-1] for setting, result in finished.record["results"].items()}
     assert measured == [last]
     for setting, row in last.items():
-        assert accuracy_table(setting, [row]) in evaluated.stdout
+        assert accuracy_table(setting, [row], {"debug_mode": True}) in evaluated.stdout
     assert f"norm {finished.record['config']['norm']}" in evaluated.stdout.splitlines()[0]
 
 
@@ -412,6 +413,29 @@ def test_flag_that_contradicts_the_saved_network_is_refused(saved, flags, words)
     (line,) = refused.stderr.splitlines()
     assert words in line
     assert refused.stdout == ""
+
+
+def test_saved_network_knows_where_its_data_were(tmp_path, monkeypatch):
+    photos = tmp_path / "photos"
+    for part in ("train", "test"):
+        for k, name in enumerate(("ant", "bee", "cat", "dog")):
+            (photos / part / name).mkdir(parents=True)
+            for n in range(2):
+                pixels = np.random.default_rng((k, n, len(part))).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(photos / part / name / f"{n}.png")
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "er", "--dataset", "seq-folder", "--base_path", "photos", "--n_tasks", "2", "--image_size", "8"]
+    finished = runner(tmp_path / "results")(*words, "--backbone", "mlp", "--save_model")
+    assert finished.code == 0, finished.stderr
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    model = str(finished.folder / "model.safetensors")
+    assert call(["--eval_only", model]).code == 0
+    photos.rename(tmp_path / "pictures")
+    refused = call(["--eval_only", model])
+    assert refused.code == 2
+    assert "--base_path" in refused.stderr
+    assert call(["--eval_only", model, "--base_path", str(tmp_path / "pictures")]).code == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
@@ -651,6 +675,32 @@ def test_help_has_every_group_and_flag(word):
     assert wanted <= flags
     assert len(wanted) > 50
     assert "(official: auto, paper: joint)" in finished.stdout
+
+
+def test_help_fits_a_terminal_and_leaves_names_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = call(["--help"]).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    (dataset,) = [k for k, line in enumerate(lines) if line.startswith("  --dataset ")]
+    shown = " ".join(lines[dataset : dataset + 2]).replace(",", " ").split()
+    assert set(DATASETS.names()) <= set(shown)
+    assert not [line for line in lines if line.endswith("-")]
+    monkeypatch.setenv("COLUMNS", "300")
+    assert 80 < max(map(len, call(["--help"]).stdout.splitlines())) <= 110
+
+
+def test_help_names_values_by_what_they_are():
+    text = call(["--help"]).stdout
+    for words in ("--eval_only PATH", "--eval_every N", "--lr X", "--optim_mom X", "--checkpoint_every TIME",
+                  "--results_path FOLDER", "--lr_milestones EPOCHS", "--device NAME", "--probe NAME,...",
+                  "--plugins FOLDER", "--scenario {online,offline}", "--arch TEXT", "--config FILE"):  # fmt: skip
+        assert f"  {words} " in text.replace("\n", " \n")
+    assert "VALUE" not in text
+
+
+def test_flags_may_have_dashes_for_underscores(run_main):
+    words = ["--model", "er", *DIGITS, "--buffer-size=30", "--dry-run"]
+    assert run_main(*words).stdout == run_main("--model", "er", *DIGITS, "--buffer_size", "30", "--dry_run").stdout
 
 
 def test_help_has_the_list_flag_too():

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -155,8 +156,21 @@ def test_unknown_name_gets_close_matches_and_the_full_list():
     assert all(name in message.split("Known: ")[1] for name in NORMS.names())
 
 
-def test_close_matches_of_something_quite_different_are_none():
-    assert close_matches("xyzzy", ["bn", "gn"]) == "."
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("xyzzy", ["bn", "gn"], None),
+        ("xn", ["bn", "gn", "in"], None),  # all are as close, and none is any help
+        ("--foo", ["--lr", "--norm", "--model"], None),  # dashes are no likeness
+        ("--dry-run", ["--dry_run", "--rerun"], "--dry_run"),
+        ("DERPP", ["derpp", "derpp_lider"], "derpp"),
+        ("--buffer", ["--batch_size", "--buffer_size", "--buffer_mode"], "--buffer_size or --buffer_mode"),
+        ("bufer_size", ["batch_size", "buffer_mode", "buffer_size"], "buffer_size"),
+        ("sdg", ["sgd", "er"], "sgd"),
+    ],
+)
+def test_close_matches_are_some_help_or_none(name, known, meant):
+    assert close_matches(name, known) == (f"; did you mean {meant}?" if meant else ".")
 
 
 @pytest.mark.parametrize("given", [{"options": Option("x", text, "")}, {"rules": [Rule({"lr": 1.0})]}])
@@ -180,6 +194,29 @@ def test_a_method_with_a_buffer_needs_its_size():
     config.buffer_size = None
     with pytest.raises(UsageError, match="needs --buffer_size"):
         Data(config)
+
+
+def data_set(monkeypatch, *rules, **traits):
+    """The digits again, with these rules."""
+    digits = DATASETS.get("seq-digits")
+    monkeypatch.setitem(DATASETS.entries(), "seq-mine", replace(digits, name="seq-mine", rules=rules, traits=traits))
+    return {"dataset": "seq-mine"}
+
+
+def test_a_data_set_without_a_buffer_size_asks_for_one(monkeypatch):
+    mine = data_set(monkeypatch, Rule({"n_tasks": 2}))
+    for model in MODELS.names():
+        if MODELS.get(model).build.uses_buffer:
+            with pytest.raises(UsageError, match="needs --buffer_size"):
+                Data(resolve({"model": model, **mine}))
+            assert Data(resolve({"model": model, "buffer_size": 20, **mine})).spec.n_tasks == 2
+
+
+def test_a_rule_that_would_choose_a_backbone_says_where_that_is_done(monkeypatch):
+    mine = data_set(monkeypatch, Rule({"n_tasks": 2, "backbone": "mlp"}))
+    with pytest.raises(UsageError, match=r"a rule of seq-mine sets 'backbone', .* registered: backbone='mlp'"):
+        resolve({"model": "sgd", **mine})
+    assert resolve({"model": "sgd", **data_set(monkeypatch, Rule({"n_tasks": 2}), backbone="mlp")}).backbone == "mlp"
 
 
 def test_a_default_of_nought_is_shown():

@@ -36,7 +36,7 @@ MLP = [*DIGITS, "--backbone", "mlp", "--hidden", "8"]
 # Three steps a task.
 SHORT = [*DIGITS, "--num_filters", "2", "--debug_mode", "--batch_size", "6"]
 RUN = ["--model", "derpp", "--norm", "adab2n", "--buffer_size", "30", *MLP]
-STOPPED = "error: stopped by {}; the same command goes on from the last checkpoint"
+STOPPED = "stopped by {}; the same command goes on from the last checkpoint"
 
 
 def names(folder):
@@ -331,7 +331,7 @@ def test_diverged_run_leaves_a_record_and_no_bad_checkpoint(results):
     ],
     ids=["index", "lines", "memory"],
 )
-def test_unexpected_error_is_one_line_and_in_the_record(results, straight, error, reason):
+def test_unexpected_error_is_shown_with_its_traceback_and_in_the_record(results, straight, error, reason):
     original = Method.step
 
     def failing(self, batch, place):
@@ -343,14 +343,15 @@ def test_unexpected_error_is_one_line_and_in_the_record(results, straight, error
         patch.setattr(Method, "step", failing)
         finished = runner(results)(*RUN)
     assert finished.code == 1
-    (line,) = finished.stderr.splitlines()
+    *_, line = finished.stderr.splitlines()
     assert line.startswith("error: ")
     assert type(error).__name__ in line
     assert finished.record["status"] == "failed"
     assert finished.record["reason"] == (reason or finished.record["reason"])
+    assert finished.stderr == f"{finished.record['traceback']}{line}\n"
     assert finished.record["traceback"].startswith("Traceback (most recent call last):")
     assert "in failing" in finished.record["traceback"]
-    assert "Traceback" not in finished.stdout + finished.stderr
+    assert "Traceback" not in finished.stdout
     assert steps_of(finished.folder) == [29, 58]
 
     again = runner(results)(*RUN)
@@ -496,7 +497,7 @@ def test_signal_while_images_are_decoded_stops_at_once(processes, results, image
     exitcode, said = ended(process, within=5)
     assert exitcode == code
     (line,) = said.splitlines()
-    assert line.startswith(f"error: stopped by {number.name}")
+    assert line.startswith(f"stopped by {number.name}")
     assert runner(results)("--model", "sgd", *images).code == 0
 
 

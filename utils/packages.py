@@ -9,11 +9,11 @@ from types import ModuleType
 from utils.errors import UsageError
 
 
-def needed(package: str, by: str) -> ModuleType:
+def needed(package: str, by: str, install: str = "-r requirements.txt") -> ModuleType:
     try:
         return importlib.import_module(package)
     except (ImportError, OSError, RuntimeError) as error:  # missing, or built for another torch
-        raise UsageError(f"{by} needs {package} ({error}): pip install -r requirements.txt") from error
+        raise UsageError(f"{by} needs {package} ({error}): pip install {install}") from error
 
 
 def version(package: str) -> str | None:

@@ -34,6 +34,11 @@ def end(code: int) -> int:
     return code or 1
 
 
+def say_stopped(by: object) -> None:
+    """No error: it was asked for."""
+    print(STOPPED.format(by), file=sys.stderr)
+
+
 def complain(what: object) -> None:
     """One line on standard error, whatever names it holds."""
     print(f"error: {' '.join(str(what).splitlines())}", file=sys.stderr)
@@ -82,7 +87,7 @@ class Kept(TextIOWrapper):
 
 def _quit(number: int, _frame) -> None:
     """At once: there is nothing to lose yet, and an exception might be caught by what is just being imported."""
-    line = f"error: {STOPPED.format(signal.Signals(number).name)}\n"
+    line = f"{STOPPED.format(signal.Signals(number).name)}\n"
     try:
         os.write(2, line.encode())
     finally:

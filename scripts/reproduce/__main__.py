@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--retries", type=integer(0, MANY), default=2, help="further attempts of a run that fails (default 2)"
     )
-    run.add_argument("--dry-run", action="store_true", help="say what would be run, and stop")
+    run.add_argument("--dry_run", "--dry-run", action="store_true", help="say what would be run, and stop")
     run.add_argument("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
     run.add_argument("--sbatch_args", default="", help='for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"')
     run.add_argument("--detach", action="store_true", help="submit to Slurm and return")
@@ -82,7 +82,7 @@ def about(command: argparse.ArgumentParser, ids: str = IDS) -> None:
         choices=["paper", "narrow", "cpu", "smoke"],
         help="at which scale (default: as in the last `run`; paper)",
     )
-    command.add_argument("--seeds", help="such as 0,1,2 (default: the preset's)")
+    command.add_argument("--seeds", help="such as 0-4 or 0,1,2 (default: the preset's)")
     command.add_argument(
         "--select",
         choices=["fixed", "validation", "test"],

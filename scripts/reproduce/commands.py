@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from scripts.reproduce.claims import CLAIMS, judge, words
-from scripts.reproduce.display import Display, duration
+from scripts.reproduce.display import Display
 from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
 from scripts.reproduce.presets import PRESETS
 from scripts.reproduce.reporting import untrusted, write_report
@@ -21,7 +21,7 @@ from utils.errors import UsageError
 from utils.run.checkpoints import KEPT
 from utils.run.estimate import memory_estimate
 from utils.run.records import BadRecord, read_record
-from utils.tables import aligned
+from utils.tables import aligned, duration
 
 # --- list and status --------------------------------------------------------------------------------------------------
 
@@ -64,6 +64,9 @@ def hours(left: list[Run], runs: Runs, speed: Speed) -> str:
     return f"{known / 3600:.2f} + ?" if known else "?"
 
 
+SHOWN = 20  # of the runs that have not begun
+
+
 def show_status(arguments) -> int:
     plans, _, selection = set_up(arguments)
     runs = selection.runs
@@ -77,6 +80,11 @@ def show_status(arguments) -> int:
             print(f"failed   {name}; its log, {run.log}, ends\n{tail(run, 3)}")
         elif states[name] == STOPPED:
             print(f"stopped  {name}: goes on from its checkpoint")
+    missing = [name for name in found if states[name] == MISSING]
+    for name in missing[:SHOWN]:
+        print(f"missing  {name}")
+    if len(missing) > SHOWN:
+        print(f"missing  {len(missing) - SHOWN} more; `run --dry_run` prints the commands of all")
     counts = Counter(states.values())
     print(", ".join(f"{counts[state]} {state}" for state in (DONE, RUNNING, FAILED, STOPPED, MISSING)))
     if waiting:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sized
 
 from scripts.reproduce.runs import Run, progress_of
+from utils.tables import duration
 
 EVERY = 30.0  # seconds between two plain lines
 
@@ -69,11 +70,3 @@ def under_way(run: Run) -> str:
         return f"{run.name} starting"
     task, step, speed = found
     return f"{run.name} task {task + 1}, step {step}/{run.steps}, {speed:.1f}/s"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

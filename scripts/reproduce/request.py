@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from scripts.reproduce.presets import PRESETS, Preset
 from scripts.reproduce.runs import Runs
 from scripts.reproduce.selection import Selection
 from scripts.reproduce.studies import STUDIES
-from utils.config.loop_options import LARGEST_SEED
+from utils.config.loop_options import seeds as seeds_of
 from utils.config.plugins import load_plugins
 from utils.config.registry import MODELS as REGISTERED_MODELS
 from utils.config.registry import NORMS as REGISTERED_NORMS
@@ -142,13 +142,10 @@ def selection_of(arguments, preset: Preset | None = None) -> Selection:
         raise UsageError(f"--preset {preset.name} needs --base_path, a folder of images as seq-folder reads it")
     seeds = preset.seeds
     if arguments.seeds:
-        words = arguments.seeds.split(",")
-        seeds = tuple(int(word) for word in words if re.fullmatch("[0-9]{1,10}", word))
-        if len(set(seeds)) < len(words) or max(seeds) > LARGEST_SEED:
-            raise UsageError(
-                f"--seeds must be different whole numbers such as 0,1,2, up to {LARGEST_SEED}; "
-                f"got {arguments.seeds[:80]!r}"
-            )
+        try:
+            seeds = seeds_of(arguments.seeds)
+        except ArgumentTypeError as error:
+            raise UsageError(f"--seeds {error}") from None
     given = tuple(
         (name, getattr(arguments, name)) for name in ("kappa", "lambd") if getattr(arguments, name) is not None
     )

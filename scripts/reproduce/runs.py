@@ -18,7 +18,7 @@ from utils.config.registry import DATASETS, NORMS
 from utils.errors import DataMissing
 from utils.files import OwnedLock
 from utils.run.build import ABSENT, Data, epoch_sizes
-from utils.run.identity import run_name
+from utils.run.identity import run_folder
 from utils.run.probes import has_recording
 from utils.run.records import BadRecord, read_record
 from utils.run.training import total_steps
@@ -128,13 +128,13 @@ class Runs:
     def run_with(self, options: dict[str, Any]) -> Run:
         config = resolve(options)
         spec = self._spec(config)
-        folder = Path(config.results_path) / "runs" / run_name(config, spec)
+        folder = run_folder(config, spec)
         steps = total_steps(config, epoch_sizes(config, spec))
         return Run(folder.name, tuple(options.items()), folder, steps)
 
     def _spec(self, config: Config):
         """Specs of folders cost a look at all their files; runs of the same data share one."""
-        own = [option.name for option in DATASETS.get(config.dataset).options]
+        own = ["start_from", "stop_after", *(option.name for option in DATASETS.get(config.dataset).options)]
         key = (config.dataset, *(str(getattr(config, name)) for name in sorted(own)))
         if key not in self._specs:
             try:

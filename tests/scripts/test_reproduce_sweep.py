@@ -216,11 +216,11 @@ def test_interrupted_sweep_stops_its_runs_after_a_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "tabel2"], "unknown table, figure or study 'tabel2'; did you mean table2 or"),
+        (["run", "tabel2"], "unknown table, figure or study 'tabel2'; did you mean table2?"),
         (["run", "table7"], "table7 is not yet available: it needs the share of the current task as a knob"),
         (
             ["run", "all", "--seeds", "0,00"],
-            "--seeds must be different whole numbers such as 0,1,2",
+            "--seeds must be different whole numbers such as 0-4 or 0,1,2",
         ),
         (["run", "all", "--kappa", "5"], "argument --kappa: must be a number from 0 to 1, got '5'"),
         (["run", "all", "--detach"], "--detach is for --launcher slurm, not local"),
@@ -228,7 +228,7 @@ def test_interrupted_sweep_stops_its_runs_after_a_checkpoint(tmp_path):
         (["report", "--output", "/dev/null/x"], "argument --output: must be a folder, got '/dev/null/x'"),
         (
             ["run", "all", "--seeds", "0,x"],
-            "--seeds must be different whole numbers such as 0,1,2",
+            "--seeds must be different whole numbers such as 0-4 or 0,1,2",
         ),
         (["run", "all", "--preset", "cpu"], "--preset cpu needs --base_path, a folder of images"),
         (["run", "all", "--select", "test", "--kappa", "1"], "--kappa and --lambd are for --select fixed"),
@@ -263,8 +263,23 @@ def test_only_what_shows_results_recalls_the_last_run(tmp_path):
     assert len(out.splitlines()) == 36
 
 
+def test_status_lists_what_is_not_done_and_of_the_missing_not_too_many(tmp_path, capsys, monkeypatch):
+    words = ["status", "table8", "--preset", "smoke", "--results_path", str(tmp_path)]
+    assert reproduce_main(words) == 0
+    *missing, last = capsys.readouterr().out.splitlines()
+    runs, _ = needed([PLANS["table8"]], Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,)))
+    assert missing == [f"missing  {name}" for name in runs]
+    assert last == "0 done, 0 running, 0 failed, 0 stopped, 6 missing"
+    monkeypatch.setattr(commands, "SHOWN", 4)
+    finish(next(iter(runs.values())), 50.0)
+    assert reproduce_main(words) == 0
+    *missing, last = capsys.readouterr().out.splitlines()
+    assert missing[:4] == [f"missing  {name}" for name in list(runs)[1:5]]
+    assert missing[4:] == ["missing  1 more; `run --dry_run` prints the commands of all"]
+
+
 def test_dry_run_prints_the_commands(tmp_path):
-    process = reproduce("run", "table6", "--preset", "smoke", "--dry-run", folder=tmp_path)
+    process = reproduce("run", "table6", "--preset", "smoke", "--dry_run", folder=tmp_path)
     out, err = process.communicate()
     runs, _ = needed([PLANS["table6"]], Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,)))
     commands = [shlex.split(line) for line in out.splitlines()]

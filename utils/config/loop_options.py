@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from dataclasses import dataclass
 
 from utils.config.options import (
@@ -37,6 +38,11 @@ def milestones(words: str) -> tuple[int, ...]:
     return epochs
 
 
+def plugin(value: str) -> str:
+    """Option type: a folder's or a module's name; what it is shows when it is loaded."""
+    return text(value)
+
+
 @dataclass(frozen=True)
 class Interval:
     """Between two checkpoints: a number of steps, or of seconds."""
@@ -49,7 +55,8 @@ class Interval:
 
 
 def interval(text: str) -> Interval:
-    """Option type: `300s`, `5m` or a number of steps."""
+    """Option type: `300s`, `5m`, or a number of steps, as `str` of one gives it too."""
+    text = text.removesuffix(" steps")
     unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
     try:
         value = float(text[:-1]) * unit if unit else int(text)
@@ -62,7 +69,24 @@ def interval(text: str) -> Interval:
     return Interval(seconds=value) if unit else Interval(steps=value)
 
 
+milestones.metavar, interval.metavar, plugin.metavar, device_name.metavar = "EPOCHS", "TIME", "FOLDER", "NAME"
+
 LARGEST_SEED = 2**31 - 1
+MANY = 10_000  # seeds; more is a slip
+
+
+def seeds(words: str) -> tuple[int, ...]:
+    """Option type: `0-4`, `0,1,2`, or both."""
+    spans = [re.fullmatch(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", word) for word in words.split(",")]
+    ranges = [range(int(span[1]), int(span[2] or span[1]) + 1) for span in spans if span]
+    few = len(ranges) == len(spans) and all(ranges) and sum(map(len, ranges)) <= MANY
+    found = tuple(seed for one in ranges for seed in one) if few else (0, 0)
+    if len(set(found)) < len(found) or max(found) > LARGEST_SEED:
+        raise argparse.ArgumentTypeError(
+            f"must be different whole numbers such as 0-4 or 0,1,2, up to {LARGEST_SEED}; got {words[:80]!r}"
+        )
+    return found
+
 
 RUN = (
     Option("scenario", choice("online", "offline"), "one pass, or 50 epochs per task", default="online"),
@@ -110,7 +134,7 @@ RUN = (
     Option("debug_mode", flag, "only three batches per epoch, to try things out", default=False),
     Option(
         "plugins",
-        text,
+        plugin,
         "folders or modules with norms, methods, data sets or backbones of your own; more of them in the environment "
         f"variable {PLUGINS_VARIABLE}, separated by {os.pathsep!r}",
         default=(),
@@ -129,7 +153,17 @@ TRAINING = (
         changes_numbers=False,
     ),
     Option("n_epochs", integer(1, 10**6), "epochs per task"),
+    Option("n_iters", integer(1), "steps per task, instead of --n_epochs", neutral=None),
     Option("batch_size", integer(1, 10**6), "images of the stream in a step"),
+    Option("drop_last", flag, "leave an epoch's last batch out if it is not full", default=False, neutral=False),
+    Option(
+        "start_from",
+        integer(0),
+        "leave out the tasks before this one, counted from 0, and their classes",
+        default=0,
+        neutral=0,
+    ),
+    Option("stop_after", integer(1), "leave out the tasks after the first so many", neutral=None),
     Option(
         "eval_every",
         integer(1),
@@ -137,9 +171,17 @@ TRAINING = (
         "worst-case accuracy",
         neutral=None,
     ),
+    Option(
+        "optimizer",
+        choice("sgd", "adam", "adamw"),
+        "what makes steps of gradients; default learning rates are SGD's",
+        default="sgd",
+        neutral="sgd",
+    ),
     Option("lr", number(0), "learning rate", default=0.03),
     Option("optim_wd", number(0), "weight decay", default=0.0),
     Option("optim_mom", number(0, 1), "momentum of SGD", default=0.0),
+    Option("nesterov", flag, "Nesterov's way of momentum", default=False, neutral=False),
     Option("lr_milestones", milestones, "epochs of a task after which the learning rate is multiplied", default=()),
     Option("lr_factor", number(0), "what it is multiplied by at a milestone", default=0.1),
     Option(
@@ -188,8 +230,21 @@ OUTPUT = (
         changes_numbers=False,
     ),
     Option("probe_every", integer(1, 10**6), "steps between two recorded ones", default=1, changes_numbers=False),
-    Option("non_verbose", flag, "no progress bar", default=False, changes_numbers=False),
+    Option(
+        "non_verbose",
+        flag,
+        "no progress on standard error: neither a bar nor, where that is no terminal, a line per task and minute",
+        default=False,
+        changes_numbers=False,
+    ),
     Option("notes", text, "a remark to keep in the record", changes_numbers=False),
+    Option(
+        "tensorboard",
+        flag,
+        "write curves for TensorBoard beside the record (pip install tensorboard)",
+        default=False,
+        changes_numbers=False,
+    ),
     Option("wandb_project", text, "log to this Weights & Biases project", changes_numbers=False),
     Option("wandb_entity", text, "its user or team", changes_numbers=False),
 )

@@ -89,6 +89,8 @@ def at_least(low: float) -> Callable[[float], bool]:
 
 
 # --- value types: callables from text to value that refuse with a readable line ------------------------------
+#
+# `metavar`, if one has it, is what --help calls the value.
 
 
 def _refuse(wanted: str, text: str) -> argparse.ArgumentTypeError:
@@ -113,6 +115,7 @@ def integer(low: float = -math.inf, high: float = 10**9) -> Callable[[str], int]
             raise _refuse(wanted, text)
         return value
 
+    parse.metavar = "N"
     return parse
 
 
@@ -129,6 +132,7 @@ def number(low: float = -math.inf, high: float = math.inf, *, exclusive: bool = 
             raise _refuse(wanted, text)
         return value
 
+    parse.metavar = "X"
     return parse
 
 
@@ -138,7 +142,7 @@ def choice(*names: str) -> Callable[[str], str]:
             raise _refuse("one of " + ", ".join(names), text)
         return text
 
-    parse.names = names
+    parse.metavar = "{" + ",".join(names) + "}"
     return parse
 
 
@@ -151,6 +155,7 @@ def choices(*names: str) -> Callable[[str], tuple[str, ...]]:
             raise _refuse(f"some of {', '.join(names)}, separated by commas, or none", text)
         return tuple(name for name in names if name in chosen)
 
+    parse.metavar = "NAME,..."
     return parse
 
 
@@ -188,3 +193,6 @@ def folder(value: str) -> str:
 def flag(value: str) -> bool:
     """Marks an option that takes no value; the parser turns it into `store_true`."""
     raise AssertionError("a flag has no text to parse")
+
+
+text.metavar, path.metavar, folder.metavar = "TEXT", "PATH", "FOLDER"

@@ -22,9 +22,10 @@ from utils.errors import UsageError
 PLUGINS_VARIABLE = "ADAB2N_PLUGINS"
 
 
-def given_plugins(argv: Sequence[str]) -> list[str]:
-    """Those of the environment and of a command's words, each once. Known before the parser is: they have flags too."""
-    named = os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep)
+def given_plugins(argv: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """Those of the environment, `more`, and those of a command's words, each once. Known before the parser is: they
+    have flags too."""
+    named = [*os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep), *more]
     taking = False
     for word in argv:
         if word.startswith("-"):

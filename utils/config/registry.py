@@ -6,13 +6,14 @@ outside the checkout are brought in by `utils.config.plugins`.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any
 
 from utils.config.options import Option, Rule
@@ -101,9 +102,19 @@ class Registry:
 
 
 def close_matches(name: str, known: list[str]) -> str:
-    """For the end of an error line: what may have been meant."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(close)}?" if close else "."
+    """For the end of an error line: what may have been meant. Case, dashes and underscores do not count; the beginning
+    of a name may stand for it, and of other names only the closest are any help."""
+    wanted = _bare(name)
+    alike = {one: SequenceMatcher(None, wanted, _bare(one)).ratio() for one in known}
+    best = max(alike.values(), default=0)
+    close = sorted((one for one in known if alike[one] >= max(0.6, best - 0.1)), key=alike.get, reverse=True)
+    begun = [one for one in known if len(wanted) > 2 and _bare(one).startswith(wanted)]
+    found = close[:1] if best == 1 else list(dict.fromkeys([*begun, *close]))[:3]
+    return f"; did you mean {' or '.join(found)}?" if found else "."
+
+
+def _bare(name: str) -> str:
+    return re.sub("[-_ ]", "", name).lower()
 
 
 MODELS = Registry("model", "models", base=("models.method.Method", "unused_options"))

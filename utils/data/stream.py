@@ -35,6 +35,7 @@ class StreamSpec:
     shared_images: bool = False  # all tasks have the same images, held once
     # What tells two contents of one kind of data set apart (a folder's files); part of a run's identity.
     fingerprint: str = ""
+    classes_per_task: int | None = None  # where there are classes that no task has, as in a part of a stream
 
     @property
     def is_domain(self) -> bool:
@@ -43,8 +44,19 @@ class StreamSpec:
     def classes_of(self, task: int) -> range:
         if self.is_domain:
             return range(self.n_classes)
-        per_task = self.n_classes // self.n_tasks
+        per_task = self.classes_per_task or self.n_classes // self.n_tasks
         return range(task * per_task, (task + 1) * per_task)
+
+    def part(self, first: int, stop: int) -> StreamSpec:
+        """Of these tasks alone. Classes of tasks before them are gone; those of tasks after them are never seen."""
+        return replace(
+            self,
+            n_tasks=stop - first,
+            n_classes=self.n_classes - (0 if self.is_domain else self.classes_of(first).start),
+            train_sizes=self.train_sizes[first:stop],
+            test_sizes=self.test_sizes[first:stop],
+            classes_per_task=len(self.classes_of(0)),
+        )
 
 
 class Stream(Protocol):
@@ -59,6 +71,9 @@ class Stream(Protocol):
         """A task's training samples as they lie, `size` at a time."""
 
     def test(self, task: int, size: int) -> Iterator[Batch]: ...
+
+    def part(self, first: int, stop: int) -> Stream:
+        """These tasks alone, as `StreamSpec.part` has them."""
 
     def merged(self) -> Stream:
         """All tasks trained as one."""
@@ -82,6 +97,10 @@ class Split:
 
     def part(self, start: int, stop: int) -> Split:
         return Split(self.images[start:stop], self.labels[start:stop], self.labels_host[start:stop])
+
+    def without_classes(self, count: int) -> Split:
+        """The first so many classes are gone: labels count from the one after them."""
+        return Split(self.images, self.labels - count, self.labels_host - count)
 
     def of_task(self, task: int) -> Batch:
         return Batch(
@@ -130,6 +149,19 @@ class TensorStream:
 
     def to(self, device: torch.device) -> TensorStream:
         return replace(self, train_data=self.train_data.to(device), test_data=self.test_data.to(device))
+
+    def part(self, first: int, stop: int) -> TensorStream:
+        spec = self.spec.part(first, stop)
+        gone = self.spec.n_classes - spec.n_classes
+        return replace(
+            self,
+            spec=spec,
+            train_data=self.train_data.without_classes(gone),
+            test_data=self.test_data.without_classes(gone),
+            train_ranges=self.train_ranges[first:stop],
+            test_ranges=self.test_ranges[first:stop],
+            transforms=None if self.transforms is None else self.transforms[first:stop],
+        )
 
     def merged(self) -> TensorStream:
         return replace(self, together=True)

@@ -35,15 +35,29 @@ class Data:
         """With a given fingerprint nothing needs to be there yet."""
         self.config, self.dataset = config, DATASETS.get(config.dataset).build()
         self.dataset.known_fingerprint = fingerprint
-        self.spec: StreamSpec = self.dataset.spec(config)
+        self.whole: StreamSpec = self.dataset.spec(config)
+        self.tasks = tasks_of(config, self.whole)
+        self.spec = self.whole if self.tasks is None else self.whole.part(*self.tasks)
         check_together(config, self.spec)
 
     def stream(self, device: torch.device) -> Stream:
         with told_if_too_large("the data"):
-            stream = self.dataset.stream(self.config, self.spec)
+            stream = self.dataset.stream(self.config, self.whole)
+            if self.tasks is not None:
+                stream = stream.part(*self.tasks)
             if MODELS.get(self.config.model).build.joint_training:
                 stream = stream.merged()
             return stream.to(device)
+
+
+def tasks_of(config: Config, spec: StreamSpec) -> tuple[int, int] | None:
+    """The first task that is trained and the one after the last; None for all of them."""
+    first, stop = config.start_from, config.stop_after or spec.n_tasks
+    if stop > spec.n_tasks:
+        raise UsageError(f"--stop_after {stop}: {spec.name} has {spec.n_tasks} tasks")
+    if first >= stop:
+        raise UsageError(f"--start_from {first} leaves no task of {stop}: they are counted from 0")
+    return None if (first, stop) == (0, spec.n_tasks) else (first, stop)
 
 
 def check_together(config: Config, spec: StreamSpec) -> None:
@@ -59,6 +73,8 @@ def check_together(config: Config, spec: StreamSpec) -> None:
         if config.buffer_size is None:
             raise UsageError(f"--model {config.model} needs --buffer_size: {spec.name} has no size of its own for it")
         model.buffer_policy(config, spec)
+    if config.drop_last and (size := min(epoch_sizes(config, spec))) < config.batch_size:
+        raise UsageError(f"--drop_last leaves nothing of a task of {size} images: set --batch_size below {size + 1}")
 
 
 def build_network(config: Config, spec: StreamSpec, device: torch.device, weights: str = "init") -> torch.nn.Module:

@@ -26,6 +26,8 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     training.conditions = _noted(conditions(training.method.net), state["conditions"] if state else [])
     n_tasks = len(training.stream.train_sizes)
     training.observers = build_observers(config, training.method, n_tasks, folder, fresh=state is None)
+    if not config.non_verbose:
+        print(f"run {folder.name}\nfolder {folder.path}", file=sys.stderr, flush=True)
     status, outcome = _attempt(training, state)
     for further in (_with_recordings, _with_model):
         if status == "finished":

@@ -14,7 +14,7 @@ from utils.data.stream import StreamSpec
 from utils.errors import RunFailed, UsageError
 from utils.files import HeldElsewhere, OwnedLock, write_json
 from utils.run.checkpoints import Checkpoints
-from utils.run.identity import run_identity, run_name
+from utils.run.identity import run_folder, run_identity
 from utils.run.records import BadRecord, made_on, make_record, plain, read_record
 from utils.run.sources import changed_sources, shortened, sources_of
 
@@ -27,8 +27,8 @@ class RunFolder:
 
     def __init__(self, config: Config, spec: StreamSpec):
         self.config, self.identity = config, run_identity(config, spec)
-        self.name = run_name(config, spec)
-        self.path = Path(config.results_path) / "runs" / self.name
+        self.path = run_folder(config, spec)
+        self.name = self.path.name
         self.record_path = self.path / "record.json"
         self.log_path = self.path / "metrics.jsonl"
         self.model_path = self.path / "model.safetensors"

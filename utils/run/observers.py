@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from utils.packages import needed
 from utils.run.folder import RunFolder
 from utils.run.signals import Interrupted
 from utils.step import Step
+from utils.tables import TITLES, duration, percent
 
 
 class Observer:
@@ -50,7 +52,7 @@ class Observer:
 
 
 class ProgressBar(Observer):
-    """Loss, task, speed and time left on standard error; silent where that is not a terminal."""
+    """Loss, task, speed and time left on standard error, where that is a terminal."""
 
     def __init__(self, n_tasks: int):
         self.n_tasks = n_tasks
@@ -74,6 +76,36 @@ class ProgressBar(Observer):
     def on_stop(self):
         if self.bar:
             self.bar.close()
+
+
+class ProgressLines(Observer):
+    """The same where standard error is no terminal: a line at the end of every task, and in between one a minute."""
+
+    def __init__(self, n_tasks: int, every: float = 60.0):
+        self.n_tasks, self.every, self.loss = n_tasks, every, ""
+
+    def on_start(self, total_steps, done_steps):
+        self.total, self.first, self.done = total_steps, done_steps, done_steps
+        self.started = self.said = time.monotonic()
+
+    def on_step(self, step):
+        self.done = step.place.step + 1
+        if time.monotonic() - self.said >= self.every:
+            self._say(step.place.task, self.loss)
+
+    def on_log(self, event):
+        self.loss = "" if event["loss"] is None else f", loss {event['loss']:.3f}"
+
+    def on_evaluation(self, event):
+        means = (f", {TITLES[setting]} {percent(mean)} %" for setting, mean in event["mean"].items())
+        self._say(event["task"], "".join(means))
+
+    def _say(self, task: int, more: str) -> None:
+        self.said = time.monotonic()
+        speed = (self.done - self.first) / (self.said - self.started)
+        left = f", {duration((self.total - self.done) / speed)} left" if speed else ""
+        text = f"task {task + 1}/{self.n_tasks}, step {self.done}/{self.total}{more}, {speed:.1f} steps/s{left}"
+        print(text, file=sys.stderr, flush=True)
 
 
 class JsonLines(Observer):
@@ -129,13 +161,77 @@ class JsonLines(Observer):
             self.file.close()
 
 
-class WandbRun(Observer):
+class Page(Observer):
+    """A display of the run by others. Once it has begun, nothing that befalls it ends the run."""
+
+    title: str
+    lost = False
+
+    def _try(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Interrupted:
+            raise
+        except Exception as error:
+            if not self.lost:
+                print(
+                    f"warning: {self.title}: {_in_one_line(error)}; the run goes on without it, "
+                    "and its log and record have everything",
+                    file=sys.stderr,
+                )
+            self.lost = True
+
+
+class TensorBoardRun(Page):
+    """Curves for TensorBoard, below the run's folder. A resumed run overwrites what came after its checkpoint."""
+
+    title = "TensorBoard"
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.module = needed("torch.utils.tensorboard", "--tensorboard", "tensorboard")
+        self.writer = None
+
+    def on_start(self, total_steps, done_steps):
+        if not done_steps:
+            shutil.rmtree(self.folder, ignore_errors=True)  # of an attempt before
+        self._try(lambda: self._open(done_steps))
+
+    def _open(self, done_steps: int) -> None:
+        self.writer = self.module.SummaryWriter(os.fspath(self.folder), purge_step=done_steps + 1)
+
+    def _add(self, values: dict[str, float | None], step: int) -> None:
+        for name, value in values.items():
+            if value is not None and self.writer and not self.lost:
+                self._try(lambda name=name, value=value: self.writer.add_scalar(name, value, step))
+
+    def on_log(self, event):
+        self._add({name: event[name] for name in ("loss", "lr")}, event["step"])
+
+    def on_point(self, event):
+        self._add({f"{setting}/while_training": mean for setting, mean in event["mean"].items()}, event["step"])
+
+    def on_evaluation(self, event):
+        for setting, row in event["accuracy"].items():
+            values = {f"{setting}/task_{j + 1}": value for j, value in enumerate(row)}
+            self._add(values | {f"{setting}/mean": event["mean"][setting]}, event["step"])
+
+    def on_end(self, record):
+        self.on_stop()
+
+    def on_stop(self):
+        if self.writer:
+            self._try(self.writer.close)
+
+
+class WandbRun(Page):
     """Weights & Biases. The run's id comes from its hash, so the same command continues the same page.
 
     A resumed run repeats the steps since its checkpoint with the same values; a marker beside the log remembers
-    how far this page has come, and those steps are not sent twice. Once a page has begun, nothing that befalls it ends
-    the run.
+    how far this page has come, and those steps are not sent twice.
     """
+
+    title = "Weights & Biases"
 
     def __init__(self, folder: Path, config: dict[str, Any], *, fresh: bool):
         wandb = needed("wandb", "--wandb_project")
@@ -143,7 +239,7 @@ class WandbRun(Observer):
         state = self._marked()
         if fresh or state is None:
             state = {"attempt": (state["attempt"] if state else 0) + 1, "last": [-1, 0]}
-        self.state, self.lost = state, False
+        self.state = state
         name = folder.name
         suffix = "" if state["attempt"] == 1 else f"-{state['attempt']}"
         try:
@@ -176,20 +272,6 @@ class WandbRun(Observer):
             print(f"note: {self.marker} is damaged and does not count", file=sys.stderr)
             return None
         return state
-
-    def _try(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except Interrupted:
-            raise
-        except Exception as error:
-            if not self.lost:
-                print(
-                    f"warning: Weights & Biases: {_in_one_line(error)}; the run goes on without it, "
-                    "and its log and record have everything",
-                    file=sys.stderr,
-                )
-            self.lost = True
 
     def _send(self, kind: int, values: dict[str, Any], step: int) -> None:
         place = [step, kind]  # an evaluation follows the last log line of its step
@@ -239,8 +321,10 @@ def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFol
         from utils.run.probes import PROBES
 
         observers += [PROBES[name](method, config.probe_every) for name in config.probe]
-    if sys.stderr.isatty() and not config.non_verbose:
-        observers.append(ProgressBar(n_tasks))
+    if not config.non_verbose:
+        observers.append(ProgressBar(n_tasks) if sys.stderr.isatty() else ProgressLines(n_tasks))
+    if config.tensorboard:
+        observers.append(TensorBoardRun(folder.path / "tensorboard"))
     if config.wandb_project:
         observers.append(WandbRun(folder.path, config.values(), fresh=fresh))
     return observers

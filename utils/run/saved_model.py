@@ -5,21 +5,23 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from models.method import Method
-from utils.config.arguments import SELECTORS, number_options, parse, resolve
+from utils.config.arguments import SELECTORS, Config, as_words, number_options, parse, resolve
+from utils.config.options import path as path_type
+from utils.config.registry import DATASETS
 from utils.device import set_up_device
 from utils.errors import UsageError
 from utils.files import write_atomically
 from utils.run.build import Data, build_method, build_network
 from utils.run.evaluation import accuracies
 from utils.run.sources import changed_sources, shortened, sources_of
-from utils.tables import accuracy_table
+from utils.tables import accuracy_table, reservation_lines
 
 METHOD = "method"  # the method's own state, as bytes of `torch.save`
 
@@ -38,11 +40,19 @@ def save_model(path: Path, method: Method) -> None:
         "config": number_options(method.config),
         "data": method.spec.fingerprint,
         "sources": sources_of(method.config),
+        "where": _where(method.config),
     }
     about = json.loads(json.dumps(about))  # as it will be read
     # One entry: several would be written in an order that changes from process to process.
     content = save(tensors, metadata={"about": json.dumps(about | {"seal": _seal(about, tensors)})})
     write_atomically(path, lambda file: file.write(content))
+
+
+def _where(config: Config) -> dict[str, str]:
+    """Where the data of the run were."""
+    options = [option for option in DATASETS.get(config.dataset).options if option.type is path_type]
+    named = {option.name: getattr(config, option.name) for option in options}
+    return {name: os.path.abspath(value) for name, value in named.items() if value}
 
 
 def _seal(about: dict, tensors: dict[str, torch.Tensor]) -> str:
@@ -76,18 +86,20 @@ def load_saved(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
 
 
 def evaluate_saved(explicit: dict) -> int:
-    """The network's own configuration holds; flags may only say where the data are and what to run on."""
+    """The network's own configuration holds; flags may only say what to run on, and where the data are if they are no
+    longer where they were."""
     path = Path(explicit["eval_only"])
     about, tensors = load_saved(path)
     for name, registry in SELECTORS.items():  # before its flags, which are unknown where a plug-in is missing
         registry.get(str(about["config"].get(name)))
-    made_by = parse(list(_words(about["config"])))
+    made_by = parse(as_words(about["config"]))
     for name, value in explicit.items():
         if name in about["config"] and value != made_by.get(name):
             raise UsageError(
                 f"--{name} {value} contradicts {path}, which was made with {about['config'][name]}: leave it out"
             )
-    config = resolve(made_by | explicit)
+    there = {name: where for name, where in about.get("where", {}).items() if os.path.exists(where)}
+    config = resolve(made_by | there | explicit)
     device = set_up_device(config)
     data = Data(config)
     if data.spec.fingerprint != about.get("data"):
@@ -106,17 +118,8 @@ def evaluate_saved(explicit: dict) -> int:
         raise UsageError(f"{path} does not fit its own configuration: {' '.join(str(error).split())}") from error
     results = accuracies(method, stream, range(data.spec.n_tasks))
     print(f"{path}: {', '.join(f'{name} {getattr(config, name)}' for name in SELECTORS)}")
+    for line in reservation_lines(config.values()):
+        print(line)
     for setting, row in results.items():
-        print("\n" + accuracy_table(setting, [row]))
+        print("\n" + accuracy_table(setting, [row], config.values()))
     return 0
-
-
-def _words(options: dict) -> Iterator[str]:
-    """As a command would give them: so they are checked as a command's are."""
-    for name, value in options.items():
-        if value is True:
-            yield f"--{name}"
-        elif isinstance(value, list):
-            yield f"--{name}={','.join(map(str, value)) or 'none'}"
-        elif value is not None and value is not False:
-            yield f"--{name}={value}"

@@ -41,12 +41,19 @@ class Cursor:
 
 
 def batches_per_epoch(config, size: int) -> int:
-    batches = -(-size // config.batch_size)
+    batches = size // config.batch_size if config.drop_last else -(-size // config.batch_size)
     return min(batches, DEBUG_BATCHES) if config.debug_mode else batches
 
 
+def steps_per_task(config, size: int) -> int:
+    """Of a task with so many samples in an epoch."""
+    if config.n_iters is None:
+        return config.n_epochs * batches_per_epoch(config, size)
+    return min(config.n_iters, DEBUG_BATCHES) if config.debug_mode else config.n_iters
+
+
 def total_steps(config, train_sizes: Sequence[int]) -> int:
-    return config.n_epochs * sum(batches_per_epoch(config, size) for size in train_sizes)
+    return sum(steps_per_task(config, size) for size in train_sizes)
 
 
 @contextmanager
@@ -142,7 +149,7 @@ class Training:
         self.training_time.start()
         self.method.net.train()
         with self.signals.held():
-            while cursor.epoch < self.config.n_epochs:
+            while not cursor.ended and self._steps_left(self.method.joined(cursor.task)) > 0:
                 with explained_batches_of_one():
                     self.train_epoch()
                 cursor.epoch, cursor.batch = cursor.epoch + 1, 0
@@ -173,7 +180,8 @@ class Training:
             for group in method.optimizer.param_groups:
                 group["lr"] = lr
         joined = method.joined(cursor.task)
-        n_batches = batches_per_epoch(config, self.stream.train_sizes[cursor.task] + (len(joined) if joined else 0))
+        left = self._steps_left(joined)
+        n_batches = min(batches_per_epoch(config, self._epoch_size(joined)), left)
         batches = self.stream.batches(cursor.task, cursor.epoch, cursor.batch, joined)
         for batch in islice(batches, n_batches - cursor.batch):
             step = self._step(batch)
@@ -184,7 +192,7 @@ class Training:
             del step  # its activations, before the next ones are made
             if self.unlogged >= config.log_every or cursor.batch == n_batches:
                 self._log(lr)
-            at_end = cursor.batch == n_batches and cursor.epoch == config.n_epochs - 1  # which is evaluated anyway
+            at_end = cursor.batch == left  # which is evaluated anyway
             if config.eval_every and cursor.step % config.eval_every == 0 and not at_end:
                 self._evaluate_point()
             stop = self.signals.received is not None  # read once: a signal that comes later waits for the next step
@@ -192,6 +200,14 @@ class Training:
                 self._save()
             if stop:
                 self.signals.check()
+
+    def _epoch_size(self, joined: Batch | None) -> int:
+        return self.stream.train_sizes[self.cursor.task] + (len(joined) if joined else 0)
+
+    def _steps_left(self, joined: Batch | None) -> int:
+        """Of the task, from the beginning of this epoch on."""
+        size = self._epoch_size(joined)
+        return steps_per_task(self.config, size) - self.cursor.epoch * batches_per_epoch(self.config, size)
 
     def _step(self, batch: Batch) -> Step:
         cursor, method = self.cursor, self.method

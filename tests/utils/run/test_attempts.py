@@ -21,7 +21,7 @@ from utils.run.records import conditions
 COMMAND = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4"]
 COMMAND += ["--debug_mode", "--buffer_size", "20", "--save_model", "--checkpoint_every", "2", "--log_every", "1"]
 STEPS, STOPPED_AT = 15, 8
-STOPPED = "error: stopped by SIGTERM; the same command goes on from the last checkpoint\n"
+STOPPED = "stopped by SIGTERM; the same command goes on from the last checkpoint\n"
 INTERRUPTED = f"note: a --rerun of it was interrupted at step {STOPPED_AT}; --rerun goes on with it\n"
 
 

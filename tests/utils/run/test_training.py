@@ -49,12 +49,27 @@ def test_learning_rate_that_never_restarts_compounds():
 
 @pytest.mark.parametrize(("size", "batches"), [(10, 1), (20, 2), (21, 3), (29, 3), (3, 1), (41, 5)])
 def test_the_last_partial_batch_counts(size, batches):
-    assert batches_per_epoch(SimpleNamespace(batch_size=10, debug_mode=False), size) == batches
-    assert batches_per_epoch(SimpleNamespace(batch_size=10, debug_mode=True), size) == min(batches, 3)
+    assert batches_per_epoch(counted(), size) == batches
+    assert batches_per_epoch(counted(debug_mode=True), size) == min(batches, 3)
+
+
+def counted(**changes) -> SimpleNamespace:
+    counts = {"batch_size": 10, "debug_mode": False, "drop_last": False, "n_epochs": 4, "n_iters": None}
+    return SimpleNamespace(**(counts | changes))
+
+
+@pytest.mark.parametrize(("size", "batches"), [(10, 1), (20, 2), (21, 2), (29, 2), (9, 0)])
+def test_the_last_partial_batch_may_be_dropped(size, batches):
+    assert batches_per_epoch(counted(drop_last=True), size) == batches
+    assert batches_per_epoch(counted(drop_last=True, debug_mode=True), 55) == 3
 
 
 def test_total_steps():
-    assert total_steps(SimpleNamespace(batch_size=10, debug_mode=False, n_epochs=4), [25, 30, 1]) == 4 * (3 + 3 + 1)
+    assert total_steps(counted(), [25, 30, 1]) == 4 * (3 + 3 + 1)
+    assert total_steps(counted(drop_last=True), [25, 30, 11]) == 4 * (2 + 3 + 1)
+    assert total_steps(counted(n_epochs=None, n_iters=7), [25, 30, 1]) == 3 * 7
+    assert total_steps(counted(n_epochs=None, n_iters=7, debug_mode=True), [25, 30, 1]) == 3 * 3
+    assert total_steps(counted(n_epochs=None, n_iters=2, debug_mode=True), [25, 30, 1]) == 3 * 2
 
 
 # --- a run -------------------------------------------------------------------------------------------------------

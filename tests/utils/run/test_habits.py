@@ -1,0 +1,266 @@
+"""Options of the loop that came later: optimizers, steps instead of epochs, full batches, parts of a stream."""
+
+import signal
+
+import numpy as np
+import pytest
+import torch
+from conftest import goes_on, runner
+
+import utils.run.execution
+from scripts.soak import outcome
+from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config, weights_of
+from tests.utils.run.test_training import Notebook
+from utils.config.arguments import resolve
+from utils.config.registry import MODELS
+from utils.errors import UsageError
+from utils.run.build import Data
+from utils.run.identity import run_identity
+from utils.run.observers import Observer
+from utils.run.training import Training
+from utils.step import Place
+
+ER = {"model": "er", "dataset": "seq-digits"}
+DIGITS = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--batch_size", "40"]
+
+
+# --- which runs they are ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "neutral", "other"),
+    [
+        ("optimizer", "sgd", "adam"),
+        ("nesterov", False, True),
+        ("drop_last", False, True),
+        ("n_iters", None, 5),
+        ("start_from", 0, 1),
+        ("stop_after", None, 2),
+    ],
+)
+def test_at_what_runs_did_before_they_rename_none(name, neutral, other):
+    momentum = {"optim_mom": 0.9} if name == "nesterov" else {}
+    plain = run_identity(resolve(ER | momentum), make_spec())
+    assert name not in plain
+    assert getattr(resolve(ER), name) == neutral
+    assert run_identity(resolve(ER | momentum | {name: other}), make_spec())[name] == other
+
+
+def test_stopping_after_all_tasks_is_no_other_run():
+    assert run_identity(resolve(ER | {"stop_after": 5}), make_spec()) == run_identity(resolve(ER), make_spec())
+    assert resolve(ER | {"stop_after": 2, "n_tasks": 2}).stop_after is None
+
+
+def test_steps_take_the_place_of_epochs_in_the_identity():
+    online, offline = (resolve(ER | {"n_iters": 9, "scenario": scenario}) for scenario in ("online", "offline"))
+    assert (online.n_epochs, offline.n_epochs) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"optimizer": "adam", "optim_mom": 0.9}, "--optim_mom is SGD's"),
+        ({"nesterov": True}, "--nesterov needs --optimizer sgd with a momentum"),
+        ({"nesterov": True, "optimizer": "adamw"}, "--nesterov needs --optimizer sgd with a momentum"),
+        ({"n_iters": 5, "n_epochs": 2}, "--n_iters and --n_epochs contradict each other"),
+        ({"n_iters": 5, "lr_milestones": (2,)}, "--n_iters counts steps and --lr_milestones epochs"),
+        ({"stop_after": 6}, "--stop_after 6: seq-digits has 5 tasks"),
+        ({"start_from": 5}, "--start_from 5 leaves no task of 5"),
+        ({"start_from": 2, "stop_after": 2}, "--start_from 2 leaves no task of 2"),
+        ({"drop_last": True, "batch_size": 300}, "--drop_last leaves nothing of a task of 28"),
+        ({"model": "gdumb", "optimizer": "adam"}, "--optimizer means nothing to --model gdumb"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(flags, words):
+    with pytest.raises(UsageError, match=words):
+        Data(resolve(ER | flags))
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def moved_by(**flags) -> tuple[dict, dict]:
+    """Weights before and after one step on the same batch."""
+    config, stream = run_config("sgd", dtype="float64", **flags), make_stream(make_spec())
+    net, method = build_run(config, stream)
+    before = weights_of(net)
+    net.train()
+    method.grow()
+    method.step(next(stream.batches(0, 0, 0)), Place(0, 0))
+    return before, weights_of(net)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"optimizer": "sgd"}, lambda w, g: w - 0.05 * g),
+        ({"optim_mom": 0.9}, lambda w, g: w - 0.05 * g),  # the first step has no past
+        ({"optim_mom": 0.9, "nesterov": True}, lambda w, g: w - 0.05 * 1.9 * g),
+        ({"optim_wd": 0.1, "optim_mom": 0.5, "nesterov": True}, lambda w, g: w - 0.05 * 1.5 * (g + 0.1 * w)),
+        ({"optimizer": "adam"}, lambda w, g: w - 0.05 * g / (g.abs() + 1e-8)),
+        ({"optimizer": "adam", "optim_wd": 0.1},
+         lambda w, g: w - 0.05 * (g + 0.1 * w) / ((g + 0.1 * w).abs() + 1e-8)),
+        ({"optimizer": "adamw", "optim_wd": 0.1}, lambda w, g: w * (1 - 0.05 * 0.1) - 0.05 * g / (g.abs() + 1e-8)),
+    ],
+)  # fmt: skip
+def test_first_step_of_every_optimizer(flags, expected):
+    before, after = moved_by(lr=1.0)
+    parameters = [name for name in before if "running" not in name and "batches" not in name]
+    gradients = {name: before[name] - after[name] for name in parameters}
+    _, found = moved_by(**flags)
+    for name in parameters:
+        assert_close(found[name], expected(before[name], gradients[name]), rtol=1e-6, atol=1e-9)
+
+
+def test_parameters_that_come_with_a_task_learn_with_every_optimizer():
+    for optimizer in ("adam", "adamw"):
+        config, stream = run_config("er", "adab2n", optimizer=optimizer, lr=0.01), make_stream(make_spec())
+        net, method = build_run(config, stream)
+        Training(config, stream, method).run()
+        assert len(net.norms.psi) == 2
+        assert all(psi.abs().max() > 0 for psi in net.norms.psi)
+
+
+# --- steps instead of epochs, full batches ----------------------------------------------------------------------------
+
+
+def places(config, stream):
+    """(task, epoch) of every step, and the events of a run."""
+    notebook = Notebook()
+    _, method = build_run(config, stream)
+    Training(config, stream, method, [notebook]).run()
+    return [(event[1], event[3]) for event in notebook.events if event[0] == "step"], notebook
+
+
+def test_steps_per_task_go_through_epochs_and_stop_in_one():
+    config = run_config("sgd", n_iters=7, eval_every=7)
+    found, notebook = places(config, make_stream(make_spec()))  # 10 images, batches of 4: three an epoch
+    epochs = [0, 0, 0, 1, 1, 1, 2]
+    assert found == [(task, epoch) for task in (0, 1) for epoch in epochs]
+    assert notebook.events[0] == ("start", 14, 0)
+    assert [event["step"] for event in notebook.of_kind("evaluation")] == [7, 14]
+    assert [event["step"] for event in notebook.of_kind("log")] == [3, 6, 7, 10, 13, 14]
+
+
+def test_fewer_steps_than_an_epoch_has():
+    found, _ = places(run_config("sgd", n_iters=2), make_stream(make_spec()))
+    assert found == [(0, 0), (0, 0), (1, 0), (1, 0)]
+
+
+def test_samples_that_join_a_task_make_no_more_steps_of_it():
+    found, _ = places(run_config("icarl", n_iters=5), make_stream(make_spec()))
+    assert [task for task, _ in found] == [0] * 5 + [1] * 5
+
+
+class Sizes(Observer):
+    def __init__(self):
+        self.found = []
+
+    def on_step(self, step):
+        self.found.append(len(step.batches["current"]))
+
+
+@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 4, 2] * 4), (True, [4, 4] * 4)])
+def test_a_last_batch_that_is_not_full_may_be_left_out(drop_last, sizes):
+    config, stream, seen = run_config("sgd", drop_last=drop_last, n_epochs=2), make_stream(make_spec()), Sizes()
+    _, method = build_run(config, stream)
+    outcome = Training(config, stream, method, [seen]).run()
+    assert seen.found == sizes
+    assert outcome["steps"] == len(sizes)
+
+
+# --- parts of a stream ------------------------------------------------------------------------------------------------
+
+
+def test_a_part_of_a_stream_is_its_tasks_counted_anew():
+    spec = make_spec(n_tasks=4, n_classes=8, train_sizes=(5, 6, 7, 8), test_sizes=(2, 3, 4, 5))
+    whole = make_stream(spec)
+    part = whole.part(1, 3)
+    assert (part.spec.n_tasks, part.spec.n_classes) == (2, 6)  # classes 0 and 1 are gone, 6 and 7 are never seen
+    assert (part.spec.train_sizes, part.spec.test_sizes) == ((6, 7), (3, 4))
+    assert [part.spec.classes_of(task) for task in (0, 1)] == [range(2), range(2, 4)]
+    for task in (0, 1):
+        for of_part, of_whole in (
+            (part.task_data(task), whole.task_data(task + 1)),
+            (next(part.test(task, 99)), next(whole.test(task + 1, 99))),
+        ):
+            assert torch.equal(of_part.images, of_whole.images)
+            assert torch.equal(of_part.labels, of_whole.labels - 2)
+            assert np.array_equal(of_part.labels_host, of_whole.labels_host - 2)
+            assert set(of_part.tasks_host) == {task}
+    together = part.merged().task_data(0)
+    assert torch.equal(together.images, torch.cat([whole.task_data(task).images for task in (1, 2)]))
+
+
+def test_a_part_of_tasks_that_share_their_classes_keeps_them():
+    turned = [lambda images, k=k: torch.rot90(images, k, (2, 3)) for k in range(3)]
+    spec = make_spec("domain", n_tasks=3, n_classes=4)
+    whole = make_stream(spec)
+    whole = type(whole)(**(vars(whole) | {"transforms": tuple(turned)}))
+    part = whole.part(1, 3)
+    assert (part.spec.n_tasks, part.spec.n_classes, part.spec.classes_of(1)) == (2, 4, range(4))
+    for task in (0, 1):
+        assert torch.equal(part.task_data(task).images, whole.task_data(task + 1).images)
+        assert torch.equal(part.task_data(task).labels, whole.task_data(task + 1).labels)
+
+
+def test_a_run_that_stops_early_has_the_first_rows_of_the_whole(run_main):
+    words = ["--model", "derpp", "--norm", "adab2n", *DIGITS]
+    whole, part = run_main(*words), run_main(*words, "--stop_after", "3")
+    assert whole.folder != part.folder
+    assert part.record["data"]["n_tasks"] == 3
+    for setting in ("class_il", "task_il"):
+        rows = [result.record["results"][setting]["matrix"] for result in (whole, part)]
+        assert [row[:3] for row in rows[0][:3]] == rows[1]
+        assert part.record["results"][setting]["metrics"]["faa"] == pytest.approx(sum(rows[1][2]) / 3)
+    assert "task 4" not in part.stdout
+    only = run_main(*words, "--start_from", "2", "--stop_after", "3")
+    assert only.record["data"]["train_sizes"] == whole.record["data"]["train_sizes"][2:3]
+    assert only.record["results"]["class_il"]["metrics"]["forgetting"] is None
+
+
+@pytest.mark.parametrize("model", sorted(MODELS.entries()))
+def test_every_method_runs_on_a_part(run_main, model):
+    short = ["--fitting_epochs", "1"] if model == "gdumb" else []
+    backbone = ["--num_filters", "2"] if "lider" in model else ["--backbone", "mlp", "--hidden", "8"]
+    words = ["--model", model, "--norm", "adab2n", "--dataset", "seq-digits", *backbone, *short, "--debug_mode"]
+    finished = run_main(*words, "--start_from", "2", "--stop_after", "4")
+    assert finished.code == 0, finished.stderr
+    result = finished.record["results"]["class_il"]
+    assert len(result["matrix"]) == (1 if model == "joint" else 2)
+    assert len(result["matrix"][-1]) == 2
+    assert finished.record["steps"] == (3 if model == "joint" else 6)
+
+
+# --- stopped and going on ---------------------------------------------------------------------------------------------
+
+
+class Stop(Observer):
+    def __init__(self, at):
+        self.at = at
+
+    def on_step(self, step):
+        if step.place.step + 1 == self.at:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("flags", "at"),
+    [
+        ("--model er --optimizer adam --lr 0.01 --start_from 2", 11),
+        ("--model derpp --optimizer adamw --lr 0.01 --optim_wd 0.1 --n_iters 11", 40),
+        ("--model icarl --optim_mom 0.9 --nesterov --drop_last --n_iters 9", 27),
+        ("--model sgd --drop_last --stop_after 3", 14),
+    ],
+)
+def test_stopped_run_ends_as_if_it_had_not_been(tmp_path, monkeypatch, flags, at):
+    words = [*flags.split(), "--norm", "adab2n", *DIGITS, "--save_model", "--log_every", "4"]
+    assert runner(tmp_path / "straight")(*words).code == 0
+    original = utils.run.execution.build_observers
+    with monkeypatch.context() as patch:
+        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), Stop(at)])
+        assert runner(tmp_path / "stopped")(*words).code == 143
+    finished = runner(tmp_path / "stopped")(*words)
+    assert (finished.code, finished.stderr) == (0, goes_on(at))
+    expected, ended = outcome(tmp_path / "straight"), outcome(tmp_path / "stopped")
+    assert [name for name in expected if ended[name] != expected[name]] == []

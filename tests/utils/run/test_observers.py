@@ -1,0 +1,182 @@
+"""What people watch while a run goes on: lines without a terminal, and curves for TensorBoard."""
+
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+from conftest import call, goes_on, runner
+
+import utils.run.execution
+import utils.run.observers
+from utils.errors import UsageError
+from utils.run.observers import ProgressLines, TensorBoardRun
+from utils.step import Place, Step
+
+RUN = ["--model", "er", "--dataset", "seq-digits", "--backbone", "mlp", "--debug_mode", "--num_threads", "1"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still; `clock.now` moves it."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(utils.run.observers.time, "monotonic", lambda: clock.now)
+    return clock
+
+
+def step(number, task=0):
+    return Step(Place(task, number), {})
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_there_is_a_line_per_task_and_the_runs_name(results):
+    ended = call([*RUN, "--results_path", str(results)])
+    run, folder, *lines = ended.stderr.splitlines()
+    assert run == f"run {ended.folder.name}"
+    assert folder == f"folder {ended.folder}"
+    assert len(lines) == 5
+    matrix = ended.record["results"]["class_il"]["matrix"]
+    for number, line in enumerate(lines):
+        mean = sum(matrix[number][: number + 1]) / (number + 1)
+        start = f"task {number + 1}/5, step {3 * number + 3}/15, Class-IL {mean:.2f} %, Task-IL "
+        assert line.startswith(start)
+        assert re.search(r" %, \d+\.\d steps/s, \d+ s left$", line)
+    answered = call([*RUN, "--results_path", str(results)])
+    assert re.fullmatch("note: finished on .*, not trained again\n", answered.stderr)
+
+
+def test_non_verbose_silences_it(results):
+    assert call([*RUN, "--results_path", str(results), "--non_verbose"]).stderr == ""
+
+
+def test_in_between_there_is_one_line_a_minute(clock, capsys):
+    lines = ProgressLines(2)
+    lines.on_start(1000, 0)
+    for number in range(200):
+        clock.now += 1
+        lines.on_step(step(number))
+        if number == 50:
+            lines.on_log({"loss": 1.2345})
+    assert capsys.readouterr().err.splitlines() == [
+        "task 1/2, step 60/1000, loss 1.234, 1.0 steps/s, 16 min left",
+        "task 1/2, step 120/1000, loss 1.234, 1.0 steps/s, 15 min left",
+        "task 1/2, step 180/1000, loss 1.234, 1.0 steps/s, 14 min left",
+    ]
+
+
+def test_the_minute_begins_with_the_last_line(clock, capsys):
+    lines = ProgressLines(2)
+    lines.on_start(200, 0)
+    clock.now += 59
+    lines.on_step(step(99))
+    lines.on_evaluation({"task": 0, "mean": {"domain_il": 50.0}})
+    clock.now += 59
+    lines.on_step(step(100, task=1))
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    clock.now += 1
+    lines.on_step(step(101, task=1))
+    assert capsys.readouterr().err.startswith("task 2/2, step 102/200, ")
+
+
+def test_speed_is_that_of_this_process(clock, capsys):
+    lines = ProgressLines(2)
+    lines.on_start(200, 100)
+    clock.now += 10
+    lines.on_step(step(119))
+    lines.on_evaluation({"task": 1, "mean": {"domain_il": 50.0}})
+    assert capsys.readouterr().err == "task 2/2, step 120/200, Domain-IL 50.00 %, 2.0 steps/s, 40 s left\n"
+
+
+def test_a_resumed_run_that_only_evaluates_has_no_speed(clock, capsys):
+    lines = ProgressLines(1)
+    lines.on_start(200, 200)
+    clock.now += 1
+    lines.on_evaluation({"task": 0, "mean": {"domain_il": 50.0}})
+    assert capsys.readouterr().err == "task 1/1, step 200/200, Domain-IL 50.00 %, 0.0 steps/s\n"
+
+
+# --- TensorBoard ------------------------------------------------------------------------------------------------------
+
+
+class FakeWriter:
+    """In place of torch's, whose package is not a requirement."""
+
+    made = []
+
+    def __init__(self, folder, purge_step):
+        self.folder, self.purge_step, self.scalars, self.closed = folder, purge_step, [], False
+        self.made.append(self)
+
+    def add_scalar(self, name, value, step):
+        self.scalars.append((name, value, step))
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def writers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=FakeWriter))
+    monkeypatch.setattr(FakeWriter, "made", [])
+    return FakeWriter.made
+
+
+def test_curves_of_a_run(run_main, writers):
+    ended = run_main(*RUN, "--tensorboard", "--log_every", "1", "--eval_every", "2")
+    assert (ended.code, ended.stderr) == (0, "")
+    (writer,) = writers
+    assert writer.folder == str(ended.folder / "tensorboard")
+    assert writer.closed
+    losses = [step for name, _, step in writer.scalars if name == "loss"]
+    assert losses == list(range(1, 16))
+    found = {(name, step): value for name, value, step in writer.scalars}
+    assert found["class_il/task_1", 15] == ended.record["results"]["class_il"]["matrix"][4][0]
+    assert found["lr", 7] == 0.01
+    assert ("task_il/mean", 9) in found
+    assert ("class_il/while_training", 2) in found
+    assert "tensorboard" not in ended.record["identity"]
+
+
+def test_a_resumed_run_takes_the_curves_up_where_its_checkpoint_is(results, writers, monkeypatch):
+    class Stop(utils.run.observers.Observer):
+        def on_step(self, step):
+            if step.place.step == 6:
+                raise KeyboardInterrupt
+
+    original = utils.run.execution.build_observers
+    with monkeypatch.context() as patch:
+        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), Stop()])
+        with pytest.raises(KeyboardInterrupt):
+            runner(results)(*RUN, "--tensorboard", "--checkpoint_every", "2")
+    assert runner(results)(*RUN, "--tensorboard").stderr == goes_on(6)
+    assert [writer.purge_step for writer in writers] == [1, 7]
+
+
+def test_a_run_that_starts_afresh_removes_the_curves_of_another_attempt(tmp_path, writers):
+    (tmp_path / "curves").mkdir()
+    (tmp_path / "curves/events.1").touch()
+    board = TensorBoardRun(tmp_path / "curves")
+    board.on_start(10, 5)
+    assert (tmp_path / "curves/events.1").exists()
+    board.on_start(10, 0)
+    assert not (tmp_path / "curves").exists()
+
+
+def test_curves_that_cannot_be_written_do_not_end_a_run(run_main, writers, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FakeWriter, "add_scalar", full)
+    ended = run_main(*RUN, "--tensorboard")
+    assert ended.code == 0
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("warning: TensorBoard: [Errno 28] No space left on device; the run goes on without it")
+
+
+def test_where_tensorboard_is_missing_one_line_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    with pytest.raises(UsageError, match=r"^--tensorboard needs torch.utils.tensorboard \(.*\): pip install tensorbo"):
+        TensorBoardRun(tmp_path)

@@ -95,6 +95,14 @@ def read_image(path: Path) -> np.ndarray:
     return pixels
 
 
+def read_exactly(path: Path, size: int) -> np.ndarray:
+    """(3, size, size) of an image that must have this size."""
+    image = read_image(path).transpose(2, 0, 1)
+    if image.shape[1:] != (size, size):
+        raise UsageError(f"{path} is an image of {image.shape[2]}x{image.shape[1]} pixels instead of {size}x{size}")
+    return image
+
+
 def _unfit(image) -> str | None:
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):  # Pillow brings those to 16 bit
         return "its shades are signed, 32-bit or floating-point, of unknown range; convert it to 8 or 16 bit"

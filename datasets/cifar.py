@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from datasets.dataset import ClassDataset, RawData
-from datasets.image_files import list_images, read_exactly
+from datasets.image_files import check_counts, list_images, read_exactly
 from datasets.published import first_download, first_line, verified
 from utils.data.augment import Crop, Flip
 from utils.errors import UsageError
@@ -100,9 +100,7 @@ class Cifar(ClassDataset):
                     f"{root} has not the {self.n_classes} classes of {self.torchvision_name}: "
                     f"{', '.join(odd[:5])} {'are' if len(odd) > 1 else 'is'} missing or too many"
                 )
-            for paths, count in zip(part, per_class, strict=True):
-                if len(paths) != count:
-                    raise UsageError(f"{paths[0].parent} has {len(paths)} images instead of {count}")
+            check_counts(part, per_class[0])
             images = np.stack([read_exactly(path, 32) for paths in part for path in paths])
             found += [images, np.arange(self.n_classes).repeat(per_class)]
         return RawData(*found)

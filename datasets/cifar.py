@@ -35,6 +35,9 @@ class Cifar(ClassDataset):
     def class_sizes(self, config):
         return (np.full(self.n_classes, images // self.n_classes) for images in (TRAIN_IMAGES, TEST_IMAGES))
 
+    def names(self, config):
+        return self.class_names.split()
+
     def fingerprint(self, config) -> str:
         return self.content
 

@@ -61,6 +61,9 @@ class CachedImages(ClassDataset):
                 raise UsageError(f"cannot read the images: {error}; check --base_path and --cache_path") from error
         return self._cache
 
+    def names(self, config):
+        return self.cache(config).files.classes
+
     def fingerprint(self, config) -> str:
         return self.cache(config).fingerprint
 

@@ -26,6 +26,7 @@ class ImageFiles:
     root: Path
     train: list[list[Path]]
     test: list[list[Path]]
+    classes: list[str]
 
     def named(self) -> Iterator[tuple[bytes, Path]]:
         """All of them, with their names below the root: as bytes, since a name need not be valid text."""
@@ -56,7 +57,7 @@ def list_images(root: Path, train_limit: int | None = None, test_limit: int | No
         part: [images_in(root / part / name, limit) for name in classes]
         for part, limit in (("train", train_limit), ("test", test_limit))
     }
-    return ImageFiles(root, parts["train"], parts["test"])
+    return ImageFiles(root, parts["train"], parts["test"], classes)
 
 
 def images_in(folder: Path, limit: int | None = None) -> list[Path]:

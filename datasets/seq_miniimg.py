@@ -79,6 +79,10 @@ class SeqMiniImageNet(CachedImages):
         self._check(raw, folder)
         return raw
 
+    def names(self, config):
+        """Of a tree; the other layouts have indices."""
+        return super().names(config) if _files(Path(config.base_path)) is None else [*map(str, range(self.n_classes))]
+
     def files(self, config) -> ImageFiles:
         """Of the tree."""
         root = Path(config.base_path) / TREE

@@ -52,7 +52,7 @@ class SeqTinyImageNet(CachedImages):
             raise UsageError(f"{root / CLASSES} has {len(set(classes))} different classes instead of {self.n_classes}")
         train = [images_in(root / "train" / name / "images") for name in classes]
         check_counts(train, TRAIN_PER_CLASS)
-        return ImageFiles(root, train, _validation_images(root, classes))
+        return ImageFiles(root, train, _validation_images(root, classes), classes)
 
 
 def _root(base_path: Path) -> Path:

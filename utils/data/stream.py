@@ -35,6 +35,7 @@ class StreamSpec:
     shared_images: bool = False  # all tasks have the same images, held once
     # What tells two contents of one kind of data set apart (a folder's files); part of a run's identity.
     fingerprint: str = ""
+    task_classes: tuple[int, ...] | None = None  # the number of every task's own classes, where they are not equal
 
     @property
     def is_domain(self) -> bool:
@@ -43,8 +44,11 @@ class StreamSpec:
     def classes_of(self, task: int) -> range:
         if self.is_domain:
             return range(self.n_classes)
-        per_task = self.n_classes // self.n_tasks
-        return range(task * per_task, (task + 1) * per_task)
+        if self.task_classes is None:
+            per_task = self.n_classes // self.n_tasks
+            return range(task * per_task, (task + 1) * per_task)
+        start = sum(self.task_classes[:task])
+        return range(start, start + self.task_classes[task])
 
 
 class Stream(Protocol):

@@ -2,6 +2,7 @@
 
 python main.py --model derpp --norm adab2n --dataset seq-cifar100
 python main.py --list            what there is
+python main.py --check_data --dataset seq-cifar100
 python main.py --help            every flag
 """
 
@@ -57,6 +58,10 @@ def complain(what: object, exit_code: int) -> int:
 
 
 def run(explicit: dict) -> int:
+    if "check_data" in explicit:
+        from utils.run.data_check import check_data
+
+        return check_data(explicit)
     if "eval_only" in explicit:
         from utils.run.saved_model import evaluate_saved
 

@@ -35,6 +35,9 @@ class Cifar(ClassDataset):
     def class_sizes(self, config):
         return (np.full(self.n_classes, images // self.n_classes) for images in (TRAIN_IMAGES, TEST_IMAGES))
 
+    def source(self, config) -> str:
+        return str(Path(config.base_path) / self.torchvision_name)
+
     def names(self, config):
         return self.class_names.split()
 
@@ -42,7 +45,7 @@ class Cifar(ClassDataset):
         return self.content
 
     def read(self, config) -> RawData:
-        root = Path(config.base_path) / self.torchvision_name
+        root = Path(self.source(config))
         return (
             self._read_tree(root) if (root / "train").is_dir() else self._verified(self._read_torchvision(root), root)
         )

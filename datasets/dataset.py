@@ -132,6 +132,14 @@ class Dataset:
     def read(self, config) -> RawData:
         raise NotImplementedError
 
+    def source(self, config) -> str:
+        """Where the images come from, for people."""
+        return str(config.values().get("base_path", "its own code"))
+
+    def stream_labels(self, config, n_classes: int) -> np.ndarray:
+        """The label in the stream of every original class."""
+        return np.arange(n_classes)
+
     def names(self, config) -> Sequence[str]:
         """Of the original classes: their indices, where they have no others."""
         train, _ = self.class_sizes(config)
@@ -198,7 +206,6 @@ class ClassDataset(Dataset):
         return config.task_classes
 
     def stream_labels(self, config, n_classes: int) -> np.ndarray:
-        """The label in the stream of every original class."""
         if config.class_order is None:
             return class_order(config.class_order_seed, n_classes)
         return np.argsort(listed(config.class_order, self.names(config), self.name))

@@ -61,6 +61,9 @@ class CachedImages(ClassDataset):
                 raise UsageError(f"cannot read the images: {error}; check --base_path and --cache_path") from error
         return self._cache
 
+    def source(self, config) -> str:
+        return str(self.cache(config).files.root)
+
     def names(self, config):
         return self.cache(config).files.classes
 

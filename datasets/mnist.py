@@ -39,6 +39,10 @@ class Mnist(Dataset):
     def class_sizes(self, config):
         return TRAIN_SIZES, TEST_SIZES
 
+    def source(self, config) -> str:
+        files = _files(Path(config.base_path))
+        return str(files[0].parent if files else config.base_path)
+
     def fingerprint(self, config) -> str:
         return CONTENT
 

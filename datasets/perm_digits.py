@@ -32,6 +32,9 @@ class PermDigits(Permuted):
     def class_sizes(self, config):
         return SeqDigits().class_sizes(config)
 
+    def source(self, config) -> str:
+        return SeqDigits().source(config)
+
     def fingerprint(self, config) -> str:
         return CONTENT
 

@@ -39,7 +39,7 @@ class RotMnist(Mnist, DomainDataset):
 
 def angle(seed: int, task: int) -> float:
     """In degrees."""
-    return float(generator(seed, "rotation", task).uniform(0, 180))
+    return float(generator(seed, "angle", task).uniform(0, 180))
 
 
 def rotation(degrees: float, side: int) -> tuple[np.ndarray, np.ndarray]:

@@ -79,6 +79,9 @@ class SeqMiniImageNet(CachedImages):
         self._check(raw, folder)
         return raw
 
+    def source(self, config) -> str:
+        return super().source(config) if _files(Path(config.base_path)) is None else config.base_path
+
     def names(self, config):
         """Of a tree; the other layouts have indices."""
         return super().names(config) if _files(Path(config.base_path)) is None else [*map(str, range(self.n_classes))]

@@ -2,6 +2,7 @@
 
 python main.py --model derpp --norm adab2n --dataset seq-cifar100
 python main.py --list            what there is
+python main.py --check_data --dataset seq-cifar100
 python main.py --help            every flag
 """
 
@@ -60,6 +61,10 @@ def complain(error: Exception, about: str = "") -> int:
 
 def run(explicit: dict) -> int:
     seeds, saved = explicit.pop("seeds", None), explicit.pop("save_config", None)
+    if "check_data" in explicit:
+        from utils.run.data_check import check_data
+
+        return check_data(explicit)
     if "eval_only" in explicit:
         from utils.run.saved_model import evaluate_saved
 

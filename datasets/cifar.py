@@ -8,18 +8,17 @@ all images and labels, and ordered within a class by content: the same images gi
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
 
-from datasets.dataset import ClassDataset, RawData, by_content, content_digest
-from datasets.image_files import list_images, read_image
+from datasets.dataset import ClassDataset, RawData
+from datasets.image_files import check_counts, list_images, read_exactly
+from datasets.published import first_download, first_line, verified
 from utils.data.augment import Crop, Flip
 from utils.errors import UsageError
-from utils.files import waiting_lock, write_atomically
+from utils.files import write_atomically
 from utils.packages import needed
 
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
@@ -36,23 +35,23 @@ class Cifar(ClassDataset):
     def class_sizes(self, config):
         return (np.full(self.n_classes, images // self.n_classes) for images in (TRAIN_IMAGES, TEST_IMAGES))
 
+    def source(self, config) -> str:
+        return str(Path(config.base_path) / self.torchvision_name)
+
+    def names(self, config):
+        return self.class_names.split()
+
     def fingerprint(self, config) -> str:
         return self.content
 
     def read(self, config) -> RawData:
-        root = Path(config.base_path) / self.torchvision_name
+        root = Path(self.source(config))
         return (
             self._read_tree(root) if (root / "train").is_dir() else self._verified(self._read_torchvision(root), root)
         )
 
     def _verified(self, raw: RawData, source: Path) -> RawData:
-        raw = by_content(raw)
-        if content_digest(raw) != self.content:
-            raise UsageError(
-                f"the images in {source} are not those of {self.torchvision_name}: some are missing, changed or of "
-                "another class; get them anew, or use --dataset seq-folder for images of your own"
-            )
-        return raw
+        return verified(raw, self.content, self.torchvision_name, source)
 
     # --- torchvision's files ---------------------------------------------------------------------------------------
 
@@ -69,11 +68,11 @@ class Cifar(ClassDataset):
         except (OSError, RuntimeError):  # not there, or not whole
             pass
         try:
-            with _first_download(root):
+            with first_download(root):
                 return arrays(download=True)
         except (OSError, RuntimeError) as error:
             raise UsageError(
-                f"cannot read or download {self.torchvision_name}: {_first_line(error)}. "
+                f"cannot read or download {self.torchvision_name}: {first_line(error)}. "
                 f"Put {reader.base_folder} or {reader.filename} in {root}, or images as train/<class>/* and "
                 f"test/<class>/*; or point --base_path to the folder that holds {self.torchvision_name}/"
             ) from error
@@ -88,7 +87,7 @@ class Cifar(ClassDataset):
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError, BadZipFile, UsageError) as error:
-            print(f"note: {decoded} is damaged ({_first_line(error)}); the images are read again", file=sys.stderr)
+            print(f"note: {decoded} is damaged ({first_line(error)}); the images are read again", file=sys.stderr)
         raw = self._verified(self._decoded_tree(root), root)
         try:
             write_atomically(decoded, lambda file: np.savez(file, **vars(raw)))
@@ -107,39 +106,10 @@ class Cifar(ClassDataset):
                     f"{root} has not the {self.n_classes} classes of {self.torchvision_name}: "
                     f"{', '.join(odd[:5])} {'are' if len(odd) > 1 else 'is'} missing or too many"
                 )
-            for paths, count in zip(part, per_class, strict=True):
-                if len(paths) != count:
-                    raise UsageError(f"{paths[0].parent} has {len(paths)} images instead of {count}")
-            images = np.stack([_decoded(path) for paths in part for path in paths])
+            check_counts(part, per_class[0])
+            images = np.stack([read_exactly(path, 32) for paths in part for path in paths])
             found += [images, np.arange(self.n_classes).repeat(per_class)]
         return RawData(*found)
-
-
-def _decoded(path: Path) -> np.ndarray:
-    image = read_image(path).transpose(2, 0, 1)
-    if image.shape != Cifar.image_shape:
-        raise UsageError(f"{path} is an image of {image.shape[2]}x{image.shape[1]} pixels instead of 32x32")
-    return image
-
-
-@contextmanager
-def _first_download(root: Path) -> Iterator[None]:
-    """For one process at a time; a failed one leaves no empty folders behind."""
-    made = [folder for folder in (root, root.parent) if not folder.exists()]
-    root.mkdir(parents=True, exist_ok=True)
-    lock = root / ".download.lock"
-    try:
-        with waiting_lock(lock):
-            yield
-    finally:
-        lock.unlink(missing_ok=True)
-        with suppress(OSError):  # not empty: the download worked, or somebody else is at it
-            for folder in made:
-                folder.rmdir()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _arrays(data) -> tuple[np.ndarray, np.ndarray]:

@@ -6,18 +6,49 @@ all of them and tells tasks apart by what it does to the images.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from utils.config.options import Option, SameAs, integer, number, path
+from utils.config.options import Option, SameAs, integer, number, path, text
 from utils.data.augment import Part
 from utils.data.random import class_order, generator
 from utils.data.stream import Split, StreamSpec, TensorStream, ranges, split_of
 from utils.errors import UsageError
+
+
+def class_counts(words: str) -> tuple[int, ...]:
+    """Option type: whole numbers separated by commas."""
+    try:
+        return tuple(integer(1)(word) for word in words.split(","))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"must be numbers of classes such as 50,10,10; got {words[:80]!r}") from None
+
+
+def class_list(words: str) -> tuple[str, ...]:
+    """Option type: a file with a class a line, or what it says, separated by commas: so it stands in a record."""
+    if os.path.isfile(words):
+        try:
+            lines = [line.strip() for line in Path(words).read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise argparse.ArgumentTypeError(f"cannot read {words}: {error}") from None
+    elif "," in words:
+        lines = text(words).split(",")
+    else:
+        raise argparse.ArgumentTypeError(f"must be a file with a class a line; there is no file {words[:80]!r}")
+    if odd := [line for line in lines if "," in line]:
+        raise argparse.ArgumentTypeError(
+            f"{words[:80]}: {odd[0][:80]!r} has a comma; give such classes by their indices"
+        )
+    return tuple(lines)
+
 
 BASE_PATH = Option("base_path", path, "folder with the data", default="data", changes_numbers=False)
 N_TASKS = Option("n_tasks", integer(1), "number of tasks; the classes are split into them, or all tasks share them")
@@ -34,6 +65,18 @@ SPLIT_OPTIONS = (
         integer(0),
         "seed of the class order, 0 for the data set's own (default: --seed)",
         default=SameAs("seed"),
+    ),
+    Option(
+        "class_order",
+        class_list,
+        "file with all classes, a name or an index a line, in the order in which they come; instead of a seed",
+        neutral=None,
+    ),
+    Option(
+        "task_classes",
+        class_counts,
+        "number of classes of every task, such as 50,10,10; instead of an equal split into --n_tasks",
+        neutral=None,
     ),
     VALIDATION,
 )
@@ -89,6 +132,19 @@ class Dataset:
     def read(self, config) -> RawData:
         raise NotImplementedError
 
+    def source(self, config) -> str:
+        """Where the images come from, for people."""
+        return str(config.values().get("base_path", "its own code"))
+
+    def stream_labels(self, config, n_classes: int) -> np.ndarray:
+        """The label in the stream of every original class."""
+        return np.arange(n_classes)
+
+    def names(self, config) -> Sequence[str]:
+        """Of the original classes: their indices, where they have no others."""
+        train, _ = self.class_sizes(config)
+        return [str(index) for index in range(len(train))]
+
     def fingerprint(self, config) -> str:
         """Tells this content from any other; part of a run's identity. Reads all of it, unless a subclass knows better
         without."""
@@ -134,18 +190,33 @@ class ClassDataset(Dataset):
 
     def spec(self, config) -> StreamSpec:
         train, test = self._class_sizes(config)
-        if len(train) % config.n_tasks:
-            raise UsageError(f"--n_tasks {config.n_tasks} does not divide the {len(train)} classes of {self.name}")
-        task_of = class_order(config.class_order_seed, len(train)) // (len(train) // config.n_tasks)
-        return self._spec(config, len(train), np.bincount(task_of, train), np.bincount(task_of, test))
+        task_of = task_of_labels(self._classes_per_task(config, len(train)))[self.stream_labels(config, len(train))]
+        spec = self._spec(config, len(train), np.bincount(task_of, train), np.bincount(task_of, test))
+        return replace(spec, task_classes=config.task_classes)
+
+    def _classes_per_task(self, config, n_classes: int) -> Sequence[int]:
+        if config.task_classes is None:
+            if n_classes % config.n_tasks:
+                raise UsageError(f"--n_tasks {config.n_tasks} does not divide the {n_classes} classes of {self.name}")
+            return (n_classes // config.n_tasks,) * config.n_tasks
+        if sum(config.task_classes) != n_classes:
+            raise UsageError(
+                f"--task_classes are {sum(config.task_classes)} classes in all, and {self.name} has {n_classes}"
+            )
+        return config.task_classes
+
+    def stream_labels(self, config, n_classes: int) -> np.ndarray:
+        if config.class_order is None:
+            return class_order(config.class_order_seed, n_classes)
+        return np.argsort(listed(config.class_order, self.names(config), self.name))
 
     def stream(self, config, spec: StreamSpec) -> TensorStream:
         raw = self._read(config)
-        order = class_order(config.class_order_seed, spec.n_classes)
+        label_of = self.stream_labels(config, spec.n_classes)
         return TensorStream(
             spec,
-            in_task_order(raw.train_images, order[raw.train_labels], spec, spec.train_sizes),
-            in_task_order(raw.test_images, order[raw.test_labels], spec, spec.test_sizes),
+            in_task_order(raw.train_images, label_of[raw.train_labels], spec, spec.train_sizes),
+            in_task_order(raw.test_images, label_of[raw.test_labels], spec, spec.test_sizes),
             ranges(spec.train_sizes),
             ranges(spec.test_sizes),
             seed=config.seed,
@@ -184,9 +255,33 @@ class DomainDataset(Dataset):
         )
 
 
+def listed(words: Sequence[str], names: Sequence[str], dataset: str) -> list[int]:
+    """The indices of classes that are listed, each once, by their names or by their indices."""
+    by_name = {name: index for index, name in enumerate(names)}
+    by_index = {str(index): index for index in range(len(names))}
+    known = max(by_name, by_index, key=lambda each: sum(word in each for word in words))
+    for word in words:
+        if word not in known:
+            raise UsageError(
+                f"--class_order: {word[:80]!r} is no class of {dataset}; all are given by their names, or all by their "
+                f"indices 0 to {len(names) - 1}"
+            )
+    if twice := [word for word, count in Counter(words).items() if count > 1]:
+        raise UsageError(f"--class_order has {twice[0]!r} more than once")
+    if lacking := known.keys() - {*words}:
+        raise UsageError(
+            f"--class_order has {len(words)} of the {len(names)} classes of {dataset}; {min(lacking)!r} is missing"
+        )
+    return [known[word] for word in words]
+
+
+def task_of_labels(classes_per_task: Sequence[int]) -> np.ndarray:
+    return np.arange(len(classes_per_task)).repeat(classes_per_task)
+
+
 def in_task_order(images: np.ndarray, labels: np.ndarray, spec: StreamSpec, sizes: tuple[int, ...]) -> Split:
     """Sorted by task, otherwise as they were, so that a task is one slice."""
-    tasks = labels // (spec.n_classes // spec.n_tasks)
+    tasks = task_of_labels([len(spec.classes_of(task)) for task in range(spec.n_tasks)])[labels]
     found = tuple(np.bincount(tasks, minlength=spec.n_tasks).tolist())
     if found != sizes:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Trees of images `train/<class>/*` and `test/<class>/*`: which files there are, and the pixels of one."""
+"""Image files: which there are in a tree `train/<class>/*` and `test/<class>/*`, and the pixels of one."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class ImageFiles:
     root: Path
     train: list[list[Path]]
     test: list[list[Path]]
+    classes: list[str]
 
     def named(self) -> Iterator[tuple[bytes, Path]]:
         """All of them, with their names below the root: as bytes, since a name need not be valid text."""
@@ -53,13 +54,13 @@ def list_images(root: Path, train_limit: int | None = None, test_limit: int | No
     if extra:
         raise UsageError(f"{root / 'test'} has classes without training images: {', '.join(sorted(extra))}")
     parts = {
-        part: [_images_in(root / part / name, limit) for name in classes]
+        part: [images_in(root / part / name, limit) for name in classes]
         for part, limit in (("train", train_limit), ("test", test_limit))
     }
-    return ImageFiles(root, parts["train"], parts["test"])
+    return ImageFiles(root, parts["train"], parts["test"], classes)
 
 
-def _images_in(folder: Path, limit: int | None) -> list[Path]:
+def images_in(folder: Path, limit: int | None = None) -> list[Path]:
     found = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
     if not found:
         raise UsageError(f"no images in {folder}: every class needs training and test images")
@@ -69,6 +70,12 @@ def _images_in(folder: Path, limit: int | None) -> list[Path]:
     if limit is not None and len(found) < limit:
         raise UsageError(f"{folder} has {len(found)} images, fewer than the {limit} asked for")
     return found[:limit]
+
+
+def check_counts(classes: list[list[Path]], per_class: int) -> None:
+    for paths in classes:
+        if len(paths) != per_class:
+            raise UsageError(f"{paths[0].parent} has {len(paths)} images instead of {per_class}")
 
 
 def read_image(path: Path) -> np.ndarray:
@@ -93,6 +100,14 @@ def read_image(path: Path) -> np.ndarray:
     for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in warned):
         print(f"note: {path}: {text}", file=sys.stderr)
     return pixels
+
+
+def read_exactly(path: Path, size: int) -> np.ndarray:
+    """(3, size, size) of an image that must have this size."""
+    image = read_image(path).transpose(2, 0, 1)
+    if image.shape[1:] != (size, size):
+        raise UsageError(f"{path} is an image of {image.shape[2]}x{image.shape[1]} pixels instead of {size}x{size}")
+    return image
 
 
 def _unfit(image) -> str | None:

@@ -45,6 +45,9 @@ class SeqDigits(ClassDataset):
         test = -(-IMAGES_PER_DIGIT // TEST_EVERY)
         return IMAGES_PER_DIGIT - test, test
 
+    def source(self, config) -> str:
+        return str(digits_file())
+
     def fingerprint(self, config) -> str:
         return CONTENT
 

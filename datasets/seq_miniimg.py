@@ -1,9 +1,10 @@
 """`seq-miniimg`: Split Mini-ImageNet, 20 tasks of 5 classes, 84x84 pixels, 500 training and 100 test images a class.
 
-Public download links are dead, so the files come from the user, in either of two layouts under --base_path:
-four arrays `train_x.npy train_y.npy test_x.npy test_y.npy` (uint8, NHWC), or the three few-shot pickles
+Public download links are dead, so the files come from the user, in one of three layouts under --base_path:
+four arrays `train_x.npy train_y.npy test_x.npy test_y.npy` (uint8, NHWC); or the three few-shot pickles
 `mini-imagenet-cache-{train,val,test}.pkl`, of which every class gives its first 500 images to training and the
-last 100 to the test; their labels follow the sorted synset names.
+last 100 to the test; or images of 84x84 pixels `MiniImageNet/train/<class>/*` and `MiniImageNet/test/<class>/*`, which
+are decoded once. Labels of the latter two follow the sorted names of the classes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, RawData
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, RawData
+from datasets.image_cache import CACHE_OPTIONS, CachedImages
+from datasets.image_files import ImageFiles, check_counts, list_images
 from datasets.numpy_pickle import load_numpy_pickle
 from utils.config.options import ByFidelity, Rule
 from utils.config.registry import DATASETS
@@ -22,6 +25,7 @@ from utils.data.augment import Crop, Flip
 from utils.errors import DataMissing, UsageError
 
 ARRAYS = ("train_x.npy", "train_y.npy", "test_x.npy", "test_y.npy")
+TREE = "MiniImageNet"
 PICKLES = tuple(f"mini-imagenet-cache-{part}.pkl" for part in ("train", "val", "test"))
 TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
 
@@ -29,7 +33,7 @@ TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
 @DATASETS.register(
     "seq-miniimg",
     help="Split Mini-ImageNet, 20 x 5 classes, from the user's files",
-    options=(BASE_PATH, *SPLIT_OPTIONS),
+    options=(BASE_PATH, *SPLIT_OPTIONS, *CACHE_OPTIONS),
     rules=(
         Rule({"n_tasks": 20, "buffer_size": 2000, "lr": 0.1, "lambd": 1e-3}),
         Rule({"lambd": 1e-5}, when={"penalty_norm": "sum"}),
@@ -45,7 +49,7 @@ TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
         ),
     ),
 )
-class SeqMiniImageNet(ClassDataset):
+class SeqMiniImageNet(CachedImages):
     name = "seq-miniimg"
     n_classes = 100
     image_shape = (3, 84, 84)
@@ -58,16 +62,39 @@ class SeqMiniImageNet(ClassDataset):
 
     def fingerprint(self, config) -> str:
         """Of the files as they are: there is no one Mini-ImageNet that they could be compared with."""
+        found = _files(Path(config.base_path))
+        if found is None:
+            return super().fingerprint(config)
         digest = hashlib.sha256()
-        for path in _files(Path(config.base_path)):
+        for path in found:
             digest.update(f"{path.name} {_digest_of(path)}\n".encode())
         return digest.hexdigest()[:16]
 
     def read(self, config) -> RawData:
         folder = Path(config.base_path)
-        raw = read_arrays(folder) if _files(folder)[0].name in ARRAYS else read_pickles(folder)
+        found = _files(folder)
+        if found is None:
+            return super().read(config)
+        raw = read_arrays(folder) if found[0].name in ARRAYS else read_pickles(folder)
         self._check(raw, folder)
         return raw
+
+    def source(self, config) -> str:
+        return super().source(config) if _files(Path(config.base_path)) is None else config.base_path
+
+    def names(self, config):
+        """Of a tree; the other layouts have indices."""
+        return super().names(config) if _files(Path(config.base_path)) is None else [*map(str, range(self.n_classes))]
+
+    def files(self, config) -> ImageFiles:
+        """Of the tree."""
+        root = Path(config.base_path) / TREE
+        found = list_images(root)
+        if len(found.train) != self.n_classes:
+            raise UsageError(f"{root / 'train'} has {len(found.train)} classes instead of {self.n_classes}")
+        check_counts(found.train, TRAIN_PER_CLASS)
+        check_counts(found.test, TEST_PER_CLASS)
+        return found
 
     def _check(self, raw: RawData, folder: Path) -> None:
         for part, images, labels, per_class in (
@@ -88,14 +115,16 @@ class SeqMiniImageNet(ClassDataset):
                 )
 
 
-def _files(folder: Path) -> list[Path]:
-    """Those of the layout that is there."""
+def _files(folder: Path) -> list[Path] | None:
+    """Those of the layout that is there; None for a tree of images."""
     for names in (ARRAYS, PICKLES):
         if all((folder / name).is_file() for name in names):
             return [folder / name for name in names]
+    if (folder / TREE).is_dir():
+        return None
     raise DataMissing(
         f"no Mini-ImageNet in {folder}: point --base_path to a folder with {', '.join(ARRAYS)}, "
-        f"or with {', '.join(PICKLES)}"
+        f"with {', '.join(PICKLES)}, or with {TREE}/train/<class>/* and {TREE}/test/<class>/*"
     )
 
 

@@ -7,6 +7,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import torch
+
 from scripts.reproduce.claims import CLAIMS, judge, words
 from scripts.reproduce.display import Display
 from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
@@ -17,7 +19,9 @@ from scripts.reproduce.results import other_code
 from scripts.reproduce.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, Speed, progress_of
 from scripts.reproduce.selection import needed
 from scripts.reproduce.sweep import Outcome, sweep, tail
+from utils import process
 from utils.errors import UsageError
+from utils.run.build import Data
 from utils.run.checkpoints import KEPT
 from utils.run.estimate import memory_estimate
 from utils.run.records import BadRecord, read_record
@@ -100,7 +104,7 @@ def run_missing(arguments) -> int:
     if not plans:
         raise UsageError(f"{unavailable[0].id} is not yet available: it needs {unavailable[0].needs}")
     refuse_flags_of_other_launchers(arguments)
-    outcome = Outcome()
+    outcome, checked = Outcome(), set()
     while True:
         found, waiting = needed(plans, selection)
         wanted = to_run(found, selection.runs, outcome, arguments.launcher)
@@ -110,6 +114,10 @@ def run_missing(arguments) -> int:
             for run in wanted:
                 print(shlex.join(["python", "main.py", *run.command()]))
             return 0
+        if problems := data_problems(wanted, selection.runs, checked):
+            for problem in problems:
+                process.complain(problem)
+            return 2
         if not wanted:
             print("nothing to do; `python -m scripts.reproduce report` writes the tables", file=sys.stderr)
             break
@@ -136,6 +144,23 @@ def to_run(found: dict[str, Run], runs: Runs, outcome: Outcome, launcher: str) -
     return [found[name] for name in left]
 
 
+def data_problems(wanted: list[Run], runs: Runs, checked: set[tuple[str, str]]) -> list[str]:
+    """A line for every data set of these runs that is missing or damaged. Each is read once, before anything starts:
+    a download or a first decoding, too, happens once."""
+    problems: dict[str, str] = {}
+    for run in wanted:
+        config = runs.config(run)
+        content = (config.dataset, runs.spec(run).fingerprint)
+        if content in checked:
+            continue
+        checked.add(content)
+        try:
+            Data(config).stream(torch.device("cpu"))
+        except UsageError as error:
+            problems[config.dataset] = f"{config.dataset}: {error}"
+    return list(problems.values())
+
+
 OWN_FLAGS = {"ray_address": ("ray",), "sbatch_args": ("slurm",), "detach": ("slurm",)}
 
 
@@ -143,6 +168,10 @@ def refuse_flags_of_other_launchers(arguments) -> None:
     for name, launchers in OWN_FLAGS.items():
         if getattr(arguments, name) and arguments.launcher not in launchers:
             raise UsageError(f"--{name} is for --launcher {launchers[0]}, not {arguments.launcher}")
+    try:
+        shlex.split(arguments.sbatch_args)
+    except ValueError as error:
+        raise UsageError(f"--sbatch_args {arguments.sbatch_args!r}: {error}") from None
     if arguments.launcher == "local":
         visible_gpus(arguments.gpus)
     if arguments.launcher == "slurm" and arguments.jobs_per_gpu > 1:

@@ -12,7 +12,7 @@ import safetensors.numpy
 from PIL import Image
 from safetensors import safe_open
 
-from datasets import seq_folder
+from datasets import image_cache, seq_folder
 from datasets.image_files import ImageFiles, read_image
 from datasets.seq_folder import SeqFolder
 from utils.config.arguments import resolve
@@ -274,7 +274,7 @@ def test_added_file_is_decoded(tmp_path):
 def test_other_decoding_is_another_run_with_a_cache_of_its_own(tmp_path, monkeypatch):
     fill(tmp_path)
     before = stream(tmp_path)
-    monkeypatch.setattr(seq_folder, "DECODING", seq_folder.DECODING + 1)
+    monkeypatch.setattr(image_cache, "DECODING", image_cache.DECODING + 1)
     assert stream(tmp_path).spec.fingerprint != before.spec.fingerprint
     assert len(caches(tmp_path)) == 2
 

@@ -3,13 +3,15 @@
 import builtins
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from datasets import seq_miniimg
 from datasets.numpy_pickle import load_numpy_pickle
-from datasets.seq_miniimg import ARRAYS, PICKLES, SeqMiniImageNet
+from datasets.seq_miniimg import ARRAYS, PICKLES, TREE, SeqMiniImageNet
 from utils.config.arguments import resolve
 from utils.errors import UsageError
 
@@ -140,12 +142,74 @@ def test_arrays_win_where_both_layouts_are_there(tmp_path):
     assert len(stream(tmp_path).train_data) == N_CLASSES * TRAIN
 
 
+# --- a tree of images -----------------------------------------------------------------------------------------
+
+
+def write_tree(folder, size=SIZE):
+    """Contents by (part, synset)."""
+    content = {}
+    for part, count in (("train", TRAIN), ("test", TEST)):
+        for number, synset in enumerate(SYNSETS):
+            content[part, synset] = pixels(count, (number, count), size)
+            place = folder / TREE / part / synset
+            place.mkdir(parents=True)
+            for index, image in enumerate(content[part, synset]):
+                Image.fromarray(image).save(place / f"{index}.png")
+    return content
+
+
+def test_tree_arrives_pixel_by_pixel_and_is_decoded_once(tmp_path, monkeypatch):
+    content = write_tree(tmp_path)
+    first = stream(tmp_path)
+    for label, synset in enumerate(sorted(SYNSETS)):
+        for part, data in (("train", first.train_data), ("test", first.test_data)):
+            mine = data.images[data.labels == label].numpy()
+            assert np.array_equal(mine.transpose(0, 2, 3, 1), content[part, synset])
+    assert first.spec.mean == SeqMiniImageNet.mean
+    monkeypatch.setattr(SeqMiniImageNet, "decode", lambda *_: pytest.fail("decoded again"))
+    second = stream(tmp_path)
+    assert np.array_equal(second.train_data.images, first.train_data.images)
+    assert second.spec == first.spec
+
+
+def test_another_image_is_another_run(tmp_path):
+    write_tree(tmp_path)
+    before = stream(tmp_path).spec.fingerprint
+    Image.fromarray(pixels(1, 99)[0]).save(tmp_path / TREE / "test" / SYNSETS[0] / "1.png")
+    assert stream(tmp_path).spec.fingerprint != before
+
+
+def test_arrays_win_over_a_tree(tmp_path):
+    write_arrays(tmp_path)
+    (tmp_path / TREE).mkdir()
+    assert len(stream(tmp_path).train_data) == N_CLASSES * TRAIN
+
+
+def test_tree_of_another_size_count_or_number_of_classes_is_refused(tmp_path):
+    write_tree(tmp_path / "large", size=SIZE + 1)
+    assert "is an image of 7x7 pixels instead of 6x6" in refusal(tmp_path / "large")
+    write_tree(tmp_path / "few")
+    (tmp_path / "few" / TREE / "test" / SYNSETS[3] / "0.png").unlink()
+    assert f"{tmp_path / 'few' / TREE / 'test' / SYNSETS[3]} has 1 images instead of 2" in refusal(tmp_path / "few")
+    write_tree(tmp_path / "lacks")
+    for part in ("train", "test"):
+        shutil.rmtree(tmp_path / "lacks" / TREE / part / SYNSETS[3])
+    assert f"{tmp_path / 'lacks' / TREE / 'train'} has 9 classes instead of 10" in refusal(tmp_path / "lacks")
+
+
+def test_truncated_image_of_a_tree_is_named(tmp_path):
+    write_tree(tmp_path)
+    victim = tmp_path / TREE / "train" / SYNSETS[2] / "3.png"
+    victim.write_bytes(victim.read_bytes()[:60])
+    assert f"cannot read the image {victim}" in refusal(tmp_path)
+
+
 # --- files that are not what they should be -------------------------------------------------------------------
 
 
 def test_missing_files_name_folder_files_and_flag(tmp_path):
     message = refusal(tmp_path)
-    for words in (str(tmp_path), "--base_path", *ARRAYS, *PICKLES):
+    for words in (str(tmp_path), "--base_path", *ARRAYS, *PICKLES, TREE):
         assert words in message
 
 

@@ -377,6 +377,7 @@ def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: d
     if config["accept_changed_code"] and config["restart_changed_code"]:
         raise UsageError("--accept_changed_code and --restart_changed_code contradict each other: give one")
     _check_training(config, explicit)
+    _settle_tasks(config, explicit)
     model, backbone = entries["model"].build, entries["backbone"].build
     if model.needs_features and not backbone.n_feature_maps:
         raise UsageError(
@@ -410,6 +411,20 @@ def _check_training(config: dict[str, Any], explicit: dict[str, Any]) -> None:
 def _meaning_of_auto(entries: dict[str, Entry]) -> str:
     together = entries["model"].build.always_joint_forward or entries["norm"].traits.get("joint_replay", False)
     return "joint" if together else "separate"
+
+
+def _settle_tasks(config: dict[str, Any], explicit: dict[str, Any]) -> None:
+    """What a list of classes, or of their numbers, takes the place of."""
+    if config.get("class_order") is not None:
+        if "class_order_seed" in explicit:
+            raise UsageError("--class_order and --class_order_seed contradict each other: give one")
+        config["class_order_seed"] = None
+    if sizes := config.get("task_classes"):
+        if explicit.get("n_tasks", len(sizes)) != len(sizes):
+            raise UsageError(
+                f"--task_classes is {len(sizes)} tasks, not --n_tasks {explicit['n_tasks']}: leave that out"
+            )
+        config["n_tasks"] = len(sizes)
 
 
 def number_options(config: Config) -> dict[str, Any]:

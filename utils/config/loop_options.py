@@ -131,6 +131,14 @@ RUN = (
         changes_numbers=False,
     ),
     Option("dry_run", flag, "print the configuration and the cost, and stop", default=False, changes_numbers=False),
+    Option(
+        "check_data",
+        flag,
+        "say what the data set finds, with a contact sheet below --results_path, or what is missing, and stop; "
+        "needs no --model",
+        default=False,
+        changes_numbers=False,
+    ),
     Option("debug_mode", flag, "only three batches per epoch, to try things out", default=False),
     Option(
         "plugins",

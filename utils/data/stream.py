@@ -35,7 +35,7 @@ class StreamSpec:
     shared_images: bool = False  # all tasks have the same images, held once
     # What tells two contents of one kind of data set apart (a folder's files); part of a run's identity.
     fingerprint: str = ""
-    classes_per_task: int | None = None  # where there are classes that no task has, as in a part of a stream
+    task_classes: tuple[int, ...] | None = None  # the number of every task's own classes, where they are not equal
 
     @property
     def is_domain(self) -> bool:
@@ -44,8 +44,11 @@ class StreamSpec:
     def classes_of(self, task: int) -> range:
         if self.is_domain:
             return range(self.n_classes)
-        per_task = self.classes_per_task or self.n_classes // self.n_tasks
-        return range(task * per_task, (task + 1) * per_task)
+        if self.task_classes is None:
+            per_task = self.n_classes // self.n_tasks
+            return range(task * per_task, (task + 1) * per_task)
+        start = sum(self.task_classes[:task])
+        return range(start, start + self.task_classes[task])
 
     def part(self, first: int, stop: int) -> StreamSpec:
         """Of these tasks alone. Classes of tasks before them are gone; those of tasks after them are never seen."""
@@ -55,7 +58,7 @@ class StreamSpec:
             n_classes=self.n_classes - (0 if self.is_domain else self.classes_of(first).start),
             train_sizes=self.train_sizes[first:stop],
             test_sizes=self.test_sizes[first:stop],
-            classes_per_task=len(self.classes_of(0)),
+            task_classes=None if self.is_domain else tuple(len(self.classes_of(task)) for task in range(first, stop)),
         )
 
 

@@ -1,0 +1,90 @@
+"""`seq-tinyimg`: Split Tiny-ImageNet, 10 tasks of 20 classes, 64x64 pixels, 500 training and 50 test images a class.
+
+Read from the layout that it is published in, `tiny-imagenet-200/` below --base_path or --base_path itself: `wnids.txt`
+with the classes in their order, `train/<class>/images/*`, `val/images/*`, and `val/val_annotations.txt` with the class
+of each. The validation images are the test set, since the published test images have no labels. All are decoded once.
+Settings are ours: the paper does not have it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS
+from datasets.image_cache import CACHE_OPTIONS, CachedImages
+from datasets.image_files import ImageFiles, check_counts, images_in
+from utils.config.options import Rule
+from utils.config.registry import DATASETS
+from utils.data.augment import Crop, Flip
+from utils.errors import DataMissing, UsageError
+
+FOLDER = "tiny-imagenet-200"
+CLASSES, ANNOTATIONS = "wnids.txt", "val/val_annotations.txt"
+TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 50
+
+
+@DATASETS.register(
+    "seq-tinyimg",
+    help="Split Tiny-ImageNet, 10 x 20 classes, from the user's files",
+    options=(BASE_PATH, *SPLIT_OPTIONS, *CACHE_OPTIONS),
+    rules=(
+        Rule({"n_tasks": 10, "buffer_size": 2000, "lr": 0.03}),
+        Rule({"alpha": 0.1, "beta": 0.5}, when={"model": ("derpp", "derpp_lider")}),
+    ),
+)
+class SeqTinyImageNet(CachedImages):
+    name = "seq-tinyimg"
+    n_classes = 200
+    image_shape = (3, 64, 64)
+    mean = (0.4802, 0.4480, 0.3975)
+    std = (0.2770, 0.2691, 0.2821)
+    augmentation = (Crop(padding=4), Flip())
+
+    def class_sizes(self, config):
+        return np.full(self.n_classes, TRAIN_PER_CLASS), np.full(self.n_classes, TEST_PER_CLASS)
+
+    def files(self, config) -> ImageFiles:
+        root = _root(Path(config.base_path))
+        classes = _lines(root / CLASSES)
+        if len(classes) != self.n_classes or len(set(classes)) != self.n_classes:
+            raise UsageError(f"{root / CLASSES} has {len(set(classes))} different classes instead of {self.n_classes}")
+        train = [images_in(root / "train" / name / "images") for name in classes]
+        check_counts(train, TRAIN_PER_CLASS)
+        return ImageFiles(root, train, _validation_images(root, classes), classes)
+
+
+def _root(base_path: Path) -> Path:
+    for root in (base_path / FOLDER, base_path):
+        if (root / CLASSES).is_file():
+            return root
+    raise DataMissing(
+        f"no Tiny-ImageNet in {base_path}: point --base_path to the folder that holds {FOLDER}/ with {CLASSES}, "
+        f"train/<class>/images/*, val/images/* and {ANNOTATIONS}"
+    )
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()]
+    except FileNotFoundError:
+        raise DataMissing(f"{path} is missing: Tiny-ImageNet is not whole, get it anew") from None
+
+
+def _validation_images(root: Path, classes: list[str]) -> list[list[Path]]:
+    """Those of every class, by file name."""
+    images, listed = {path.name: path for path in images_in(root / "val/images")}, root / ANNOTATIONS
+    found: dict[str, list[Path]] = {name: [] for name in classes}
+    for number, line in enumerate(_lines(listed), 1):
+        image, name = (*line.split(), "", "")[:2]
+        if name not in found:
+            raise UsageError(f"{listed}, line {number}: {name!r} is none of the classes in {CLASSES}")
+        if image not in images:
+            raise UsageError(f"{listed}, line {number}: {image!r} is not in {root / 'val/images'}, or is listed twice")
+        found[name].append(images.pop(image))
+    for name, paths in found.items():
+        if len(paths) != TEST_PER_CLASS:
+            raise UsageError(f"{listed} gives {name} {len(paths)} images instead of {TEST_PER_CLASS}")
+    return [sorted(paths) for paths in found.values()]

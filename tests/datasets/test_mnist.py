@@ -1,0 +1,276 @@
+"""MNIST from small files in the real idx format, in all the places where they may lie; and files that are damaged."""
+
+import gzip
+import struct
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+
+from datasets import mnist
+from datasets.dataset import RawData, by_content, content_digest
+from datasets.mnist import FILES, read_idx
+from datasets.perm_mnist import PermMnist
+from datasets.rot_mnist import RotMnist
+from datasets.seq_mnist import SeqMnist
+from utils.config.arguments import resolve
+from utils.errors import UsageError
+
+DATASETS = {"perm-mnist": PermMnist, "rot-mnist": RotMnist, "seq-mnist": SeqMnist}
+TRAIN_SIZES, TEST_SIZES = np.arange(3, 13), np.arange(12, 2, -1)
+
+
+def idx(array):
+    """The bytes of a file of bytes, as the format's description has it."""
+    return struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def raw(monkeypatch):
+    """A small MNIST, whose digest and sizes are expected."""
+    draw = np.random.default_rng(1)
+    arrays = []
+    for sizes in (TRAIN_SIZES, TEST_SIZES):
+        labels = draw.permutation(np.arange(10).repeat(sizes))
+        arrays += [draw.integers(0, 256, (len(labels), 1, 28, 28), dtype=np.uint8), labels]
+    raw = RawData(*arrays)
+    monkeypatch.setattr(mnist, "TRAIN_SIZES", TRAIN_SIZES)
+    monkeypatch.setattr(mnist, "TEST_SIZES", TEST_SIZES)
+    monkeypatch.setattr(mnist, "CONTENT", content_digest(by_content(raw)))
+    return raw
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+
+
+def contents(raw):
+    """What the four files hold, by name."""
+    arrays = (raw.train_images[:, 0], raw.train_labels, raw.test_images[:, 0], raw.test_labels)
+    return {name: idx(array.astype(np.uint8)) for name, array in zip(FILES, arrays, strict=True)}
+
+
+def write(folder, raw, *, gzipped=(), **changed):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents(raw).items():
+        content = changed.get(name, content)
+        if name in gzipped:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / name).write_bytes(content)
+
+
+def stream(base_path, name="seq-mnist", **flags):
+    config = resolve({"model": "sgd", "dataset": name, "base_path": str(base_path), **flags})
+    dataset = DATASETS[name]()
+    return dataset.stream(config, dataset.spec(config))
+
+
+def refusal(base_path, kind=UsageError):
+    with pytest.raises(kind) as caught:
+        stream(base_path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def check_content(raw, found):
+    """Every image of every digit, in an order of the content's own."""
+    for part, images, labels in (
+        (found.train_data, raw.train_images, raw.train_labels),
+        (found.test_data, raw.test_images, raw.test_labels),
+    ):
+        for digit in range(10):
+            mine = [bytes(image) for image in part.images[part.labels == digit].numpy()]
+            assert sorted(mine) == sorted(bytes(image) for image in images[labels == digit])
+
+
+# --- where they may lie -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["MNIST/raw", "MNIST", "."])
+@pytest.mark.parametrize("gzipped", [(), FILES, FILES[1:3]], ids=["plain", "gzipped", "mixed"])
+def test_pixels_and_labels_arrive(tmp_path, raw, place, gzipped):
+    write(tmp_path / place, raw, gzipped=gzipped)
+    found = stream(tmp_path)
+    check_content(raw, found)
+    assert found.spec.image_shape == (1, 28, 28)
+    assert found.spec.train_sizes == (3 + 4, 5 + 6, 7 + 8, 9 + 10, 11 + 12)
+    assert found.spec.test_sizes == (12 + 11, 10 + 9, 8 + 7, 6 + 5, 4 + 3)
+
+
+def test_torchvision_s_place_comes_first_and_plain_files_before_gzipped_ones(tmp_path, raw):
+    write(tmp_path / "MNIST/raw", raw)
+    write(tmp_path / "MNIST", raw, **dict.fromkeys(FILES, b"not read"))
+    for name in FILES:
+        (tmp_path / f"MNIST/raw/{name}.gz").write_bytes(b"not read")
+    check_content(raw, stream(tmp_path))
+
+
+def test_same_images_in_another_order_give_the_same_stream(tmp_path, raw):
+    write(tmp_path / "a", raw)
+    order = np.random.default_rng(0).permutation(len(raw.train_labels))
+    shuffled = RawData(raw.train_images[order], raw.train_labels[order], raw.test_images, raw.test_labels)
+    write(tmp_path / "b", shuffled)
+    one, other = stream(tmp_path / "a"), stream(tmp_path / "b")
+    assert torch.equal(one.train_data.images, other.train_data.images)
+    assert one.train_data.labels.tolist() == other.train_data.labels.tolist()
+
+
+def test_what_is_nowhere_is_downloaded_where_torchvision_puts_it(tmp_path, raw, monkeypatch):
+    def download(self):
+        assert (tmp_path / "MNIST/raw/.download.lock").exists()
+        write(tmp_path / "MNIST/raw", raw)
+
+    monkeypatch.setattr(torchvision.datasets.MNIST, "download", download)
+    check_content(raw, stream(tmp_path))
+    assert not (tmp_path / "MNIST/raw/.download.lock").exists()
+
+
+def test_failed_download_says_what_to_put_where_and_leaves_nothing(tmp_path, raw):
+    message = refusal(tmp_path / "new")
+    for words in (*FILES, str(tmp_path / "new/MNIST"), "--base_path"):
+        assert words in message
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", FILES)
+def test_missing_file_is_named_and_nothing_is_downloaded(tmp_path, raw, missing, monkeypatch):
+    monkeypatch.setattr(torchvision.datasets.MNIST, "download", lambda self: pytest.fail("downloaded"))
+    write(tmp_path / "MNIST", raw)
+    (tmp_path / "MNIST" / missing).unlink()
+    message = refusal(tmp_path)
+    assert f"{tmp_path / 'MNIST'} has some files of MNIST, but not {missing}" in message
+
+
+def changed(content, place, byte):
+    return content[:place] + bytes([byte]) + content[place + 1 :]
+
+
+IMAGES, LABELS = FILES[0], FILES[3]
+N_TRAIN, N_TEST = int(TRAIN_SIZES.sum()), int(TEST_SIZES.sum())
+DAMAGES = {
+    "another type": (IMAGES, lambda content: changed(content, 2, 0x0D), "starts with 00000d03 instead of 00000803"),
+    "labels for images": (IMAGES, lambda content: changed(content, 3, 1), "starts with 00000801 instead of 00000803"),
+    "no idx": (IMAGES, lambda content: b"<html>", "starts with 3c68746d instead of"),
+    "empty": (LABELS, lambda content: b"", "starts with nothing instead of 00000801"),
+    "head cut off": (IMAGES, lambda content: content[:10], f"half a shape instead of [{N_TRAIN}, 28, 28]"),
+    "fewer images": (IMAGES, lambda content: changed(content, 7, 9), f"[9, 28, 28] instead of [{N_TRAIN}, 28, 28]"),
+    "larger images": (IMAGES, lambda content: changed(content, 11, 32), f"[{N_TRAIN}, 32, 28] instead of"),
+    "cut off": (LABELS, lambda content: content[:-3], f"is cut off after {N_TEST - 3} of {N_TEST} bytes"),
+    "too long": (LABELS, lambda content: content + b"\0", f"goes on after {N_TEST} of {N_TEST} bytes"),
+    "label 10": (LABELS, lambda content: changed(content, 20, 10), "has the label 10: digits are 0 to 9"),
+}
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_file_is_named(tmp_path, raw, damage, gzipped):
+    name, break_it, words = DAMAGES[damage]
+    write(tmp_path, raw, gzipped=[name] if gzipped else [], **{name: break_it(contents(raw)[name])})
+    message = refusal(tmp_path)
+    assert words in message
+    assert str(tmp_path / name) in message
+
+
+@pytest.mark.parametrize("keep", [0, 5, 40, -12, -1])
+def test_damaged_compression_is_named(tmp_path, raw, keep):
+    write(tmp_path, raw, gzipped=FILES)
+    victim = tmp_path / f"{IMAGES}.gz"
+    victim.write_bytes(victim.read_bytes()[:keep])
+    assert f"{victim}" in refusal(tmp_path)
+    victim.write_bytes(b"plain text")
+    assert f"cannot read {victim}" in refusal(tmp_path)
+
+
+def test_another_pixel_or_label_is_refused(tmp_path, raw):
+    for name in FILES:
+        content = contents(raw)[name]
+        write(tmp_path, raw, **{name: changed(content, len(content) - 1, (content[-1] + 1) % 10)})
+        assert f"the images in {tmp_path} are not those of MNIST" in refusal(tmp_path)
+
+
+def test_no_more_is_read_than_the_shape_takes(tmp_path):
+    bomb = tmp_path / "bomb.gz"
+    with gzip.open(bomb, "wb", compresslevel=1) as file:
+        file.write(idx(np.zeros(4, np.uint8)))
+        for _ in range(64):
+            file.write(bytes(2**20))
+    with pytest.raises(UsageError, match="goes on after 4 of 4 bytes"):
+        read_idx(bomb, (4,))
+
+
+# --- the data sets ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["perm-mnist", "rot-mnist"])
+def test_every_task_of_domain_il_has_all_images(tmp_path, raw, name):
+    write(tmp_path, raw)
+    found = stream(tmp_path, name, n_tasks=3)
+    assert found.spec.setting == "domain"
+    assert found.spec.train_sizes == (N_TRAIN,) * 3
+    assert found.spec.test_sizes == (N_TEST,) * 3
+    assert found.spec.augmentation == ()
+    assert (found.spec.mean, found.spec.std) == ((0.0,), (1.0,))
+    train = [found.task_data(task).images for task in range(3)]
+    assert not torch.equal(train[0], found.train_data.images)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(train[one], train[other])
+    again, other_seed = stream(tmp_path, name, n_tasks=7), stream(tmp_path, name, n_tasks=3, seed=1)
+    assert torch.equal(again.task_data(2).images, train[2])  # whatever the other tasks are
+    assert not torch.equal(other_seed.task_data(2).images, train[2])
+
+
+def test_facts_of_the_whole_data_set():
+    spec = SeqMnist().spec(resolve({"model": "sgd", "dataset": "seq-mnist"}))
+    assert sum(spec.train_sizes) == 60_000
+    assert sum(spec.test_sizes) == 10_000
+    spec = PermMnist().spec(resolve({"model": "sgd", "dataset": "perm-mnist"}))
+    assert (spec.n_tasks, spec.n_classes) == (20, 10)
+    assert spec.train_sizes == (60_000,) * 20
+    assert spec.test_sizes == (10_000,) * 20
+
+
+@pytest.mark.parametrize("scenario", ["online", "offline"])
+@pytest.mark.parametrize("name", ["perm-mnist", "rot-mnist"])
+def test_settings_of_domain_il(name, scenario):
+    config = resolve({"model": "derpp", "dataset": name, "scenario": scenario})
+    assert (config.backbone, config.hidden) == ("mlp", 128)
+    assert (config.n_tasks, config.buffer_size, config.lr) == (20, 500, 0.2)
+    assert (config.batch_size, config.minibatch_size) == (128, 128)
+    assert (config.alpha, config.beta) == (1.0, 0.5)
+    assert resolve({"model": "er", "dataset": name, "batch_size": 64}).minibatch_size == 64
+    assert resolve({"model": "er", "dataset": name, "backbone": "resnet18"}).backbone == "resnet18"
+
+
+def test_settings_of_split_mnist():
+    config = resolve({"model": "er_ace", "dataset": "seq-mnist"})
+    assert (config.backbone, config.n_tasks, config.buffer_size, config.batch_size) == ("mlp", 5, 500, 10)
+
+
+def test_missing_data_are_one_line_and_exit_code_2(run_main, results, tmp_path):
+    finished = run_main("--model", "er", "--dataset", "perm-mnist", "--base_path", str(tmp_path / "none"))
+    assert finished.code == 2
+    (line,) = finished.stderr.splitlines()
+    assert str(tmp_path / "none/MNIST") in line
+    assert not results.exists()
+
+
+def test_run_on_the_files(run_main, raw, tmp_path):
+    write(tmp_path / "MNIST/raw", raw)
+    flags = ["--n_tasks", "2", "--norm", "adab2n", "--base_path", str(tmp_path)]
+    for name in ("perm-mnist", "rot-mnist"):
+        finished = run_main("--model", "derpp", "--dataset", name, *flags)
+        assert (finished.code, finished.stderr) == (0, "")
+        assert list(finished.record["results"]) == ["domain_il"]
+        assert finished.record["steps"] == 2
+        assert finished.record["identity"]["data"] == mnist.CONTENT

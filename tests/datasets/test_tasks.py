@@ -1,0 +1,256 @@
+"""`--task_classes` and `--class_order`: tasks of unequal size, and the order of classes from a file."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import CPU, build_run, make_spec, make_stream, run_config
+
+from datasets.dataset import listed
+from datasets.seq_cifar10 import SeqCifar10
+from datasets.seq_digits import SeqDigits
+from tests.datasets import test_folder
+from utils.config.arguments import identity_options, parse, resolve
+from utils.config.registry import MODELS
+from utils.errors import UsageError
+from utils.run.build import Data, epoch_sizes
+from utils.run.evaluation import accuracies
+
+UNEQUAL = (5, 1, 3, 1)
+
+
+def config_of(*words):
+    return resolve(parse(["--model", "sgd", "--dataset", "seq-digits", *words]))
+
+
+def stream_of(*words):
+    return Data(config_of(*words)).stream(CPU)
+
+
+def refusal(*words):
+    with pytest.raises(UsageError) as caught:
+        stream_of(*words)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def classes_in_order(found):
+    """The original digits in the order of the stream's labels, found by comparing pixels."""
+    raw = SeqDigits().read(None)
+    digit_of = {bytes(image): int(label) for image, label in zip(raw.train_images, raw.train_labels, strict=True)}
+    data, order = found.train_data, []
+    for label in range(10):
+        (digit,) = {digit_of[bytes(image)] for image in data.images[data.labels == label].numpy()}
+        order.append(digit)
+    return order
+
+
+# --- tasks of unequal size ----------------------------------------------------------------------------------------
+
+
+def test_every_task_has_its_number_of_classes():
+    found = stream_of("--task_classes", "5,1,3,1")
+    assert found.spec.n_tasks == 4
+    assert [found.spec.classes_of(task) for task in range(4)] == [range(5), range(5, 6), range(6, 9), range(9, 10)]
+    raw = SeqDigits().read(None)
+    for task, digits in enumerate([(0, 1, 2, 3, 4), (5,), (6, 7, 8), (9,)]):
+        data = found.task_data(task)
+        assert sorted(set(data.labels.tolist())) == list(digits)
+        assert len(data) == found.spec.train_sizes[task] == np.isin(raw.train_labels, digits).sum()
+        (test,) = found.test(task, 10**6)
+        assert len(test) == found.spec.test_sizes[task] == np.isin(raw.test_labels, digits).sum()
+        assert set(test.labels.tolist()) == set(digits)
+
+
+def test_class_order_and_validation_stay_what_they_are():
+    place = np.random.default_rng(42 + 3).permutation(10)
+    found = stream_of("--task_classes", "5,1,3,1", "--seed", "3", "--validation", "0.1")
+    assert np.argsort(classes_in_order(found)).tolist() == place.tolist()
+    equal = stream_of("--n_tasks", "2", "--seed", "3", "--validation", "0.1")
+    assert torch.equal(found.task_data(0).images, equal.task_data(0).images)  # five classes both times
+    assert sum(found.spec.test_sizes) == sum(equal.spec.test_sizes)
+
+
+def test_equal_numbers_are_the_equal_split():
+    written, plain = stream_of("--task_classes", "2,2,2,2,2"), stream_of()
+    assert written.spec.train_sizes == plain.spec.train_sizes
+    assert [written.spec.classes_of(task) for task in range(5)] == [plain.spec.classes_of(task) for task in range(5)]
+    assert torch.equal(written.train_data.images, plain.train_data.images)
+
+
+def test_without_it_no_run_is_renamed():
+    assert "task_classes" not in identity_options(config_of())
+    assert identity_options(config_of("--task_classes", "5,5"))["task_classes"] == (5, 5)
+    assert config_of("--task_classes", "5,5").n_tasks == 2
+    assert config_of("--task_classes", "5,5", "--n_tasks", "2").n_tasks == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--task_classes", "5,4"], "--task_classes are 9 classes in all, and seq-digits has 10"),
+        (["--task_classes", "11"], "are 11 classes in all"),
+        (["--task_classes", "5,0,5"], "must be numbers of classes such as 50,10,10; got '5,0,5'"),
+        (["--task_classes", "5,-1,6"], "must be numbers of classes"),
+        (["--task_classes", "5,,5"], "must be numbers of classes"),
+        (["--task_classes", "5.0,5"], "must be numbers of classes"),
+        (["--task_classes", "9" * 5000], "must be numbers of classes"),
+        (["--task_classes", "5,5", "--n_tasks", "5"], "--task_classes is 2 tasks, not --n_tasks 5: leave that out"),
+        (["--task_classes", "5,5", "--dataset", "perm-digits"], "not of --dataset perm-digits"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(words, told):
+    assert told in refusal(*words)
+
+
+def test_folder_needs_no_number_of_tasks_then(tmp_path):
+    test_folder.fill(tmp_path)
+    flags = ["--dataset", "seq-folder", "--base_path", str(tmp_path), "--image_size", "8", "--non_verbose"]
+    found = stream_of(*flags, "--task_classes", "3,1")
+    assert found.spec.train_sizes == (9, 3)
+
+
+# --- what methods and evaluation make of it -----------------------------------------------------------------------
+
+
+def unequal_stream():
+    spec = make_spec(n_tasks=4, n_classes=10, task_classes=UNEQUAL, train_sizes=(50, 10, 30, 10), test_sizes=(9,) * 4)
+    return make_stream(spec)
+
+
+def test_task_il_is_among_the_task_s_own_classes():
+    stream = unequal_stream()
+    _, method = build_run(run_config("sgd"), stream)
+    scores = torch.from_numpy(np.random.default_rng(0).normal(size=(9, 10)))
+    method.predict = lambda inputs: scores
+    found = accuracies(method, stream, range(4))
+    starts, stops = (0, 5, 6, 9), (5, 6, 9, 10)
+    for task in range(4):
+        (batch,) = stream.test(task, 100)
+        right = [
+            int(label) == max(range(starts[task], stops[task]), key=lambda label, row=row: row[label])
+            for label, row in zip(batch.labels, scores.tolist(), strict=True)
+        ]
+        assert found["task_il"][task] == pytest.approx(100 * sum(right) / 9)
+    assert found["task_il"][1] == found["task_il"][3] == 100  # there is one class to choose from
+
+
+def test_classes_up_to_a_task():
+    for model, wanted in (("er", [5, 6, 9, 10]), ("joint", [10] * 4)):
+        _, method = build_run(run_config(model), unequal_stream())
+        assert [method.classes_up_to(task) for task in range(4)] == wanted
+
+
+def test_icarl_s_exemplars_and_steps():
+    stream = unequal_stream()
+    config = run_config("icarl", buffer_size=20)
+    # M = 20: after task 1 there are 4 exemplars of 5 classes, then 3 of 6, then 2 of 9.
+    assert MODELS.get("icarl").build.epoch_sizes(config, stream.spec, stream.spec.train_sizes) == [50, 30, 48, 28]
+    assert epoch_sizes(config, stream.spec) == [50, 30, 48, 28]
+    _, method = build_run(config, stream)
+    for task, held in enumerate([20, 18, 18, 20]):
+        method.grow()
+        method.end_task(task, stream)
+        counts = np.bincount(method.buffer.everything().labels_host, minlength=10)
+        assert counts.sum() == held
+        assert (counts[: UNEQUAL[0]] == 20 // sum(UNEQUAL[: task + 1])).all()
+
+
+@pytest.mark.parametrize("model", ["er_ace", "icarl", "joint", "derpp", "gdumb"])
+def test_whole_runs(run_main, model):
+    short = ["--fitting_epochs", "1"] if model == "gdumb" else []
+    flags = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "16", "--batch_size", "60", *short]
+    flags += [] if model in ("icarl", "gdumb", "joint") else ["--buffer_mode", "ring"]
+    finished = run_main("--model", model, *flags, "--norm", "adab2n", "--task_classes", "6,1,3")
+    assert (finished.code, finished.stderr) == (0, "")
+    results = finished.record["results"]
+    assert len(results["class_il"]["matrix"][-1]) == 3
+    assert results["task_il"]["matrix"][-1][1] == 100  # its one class
+    assert finished.record["config"]["n_tasks"] == 3
+    assert finished.record["config"]["task_classes"] == [6, 1, 3]
+
+
+# --- the order of classes -----------------------------------------------------------------------------------------
+
+ORDER = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
+
+
+def write_order(path, lines=ORDER):
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+@pytest.mark.parametrize("seed", ["0", "2"])
+def test_classes_come_in_the_order_of_the_file(tmp_path, seed):
+    found = stream_of("--class_order", write_order(tmp_path / "order"), "--seed", seed)
+    assert classes_in_order(found) == ORDER
+    by_words = stream_of("--class_order", ",".join(map(str, ORDER)), "--seed", seed)
+    assert torch.equal(by_words.train_data.labels, found.train_data.labels)
+
+
+def test_classes_may_have_names(tmp_path):
+    names = SeqCifar10.class_names.split()
+    lines = [*reversed(names)]
+    config = config_of("--dataset", "seq-cifar10", "--class_order", write_order(tmp_path / "order", lines))
+    assert SeqCifar10().stream_labels(config, 10).tolist() == list(range(9, -1, -1))
+    test_folder.fill(tmp_path / "images")  # ant, bee, cat, dog
+    order = write_order(tmp_path / "animals", ["cat", "  dog ", "", "ant", "bee"])
+    flags = ["--dataset", "seq-folder", "--base_path", str(tmp_path / "images"), "--image_size", "8", "--non_verbose"]
+    found = stream_of(*flags, "--n_tasks", "2", "--class_order", order)
+    content = test_folder.fill(tmp_path / "images")
+    first = found.train_data.images[found.train_data.labels == 0].numpy().transpose(0, 2, 3, 1)
+    assert np.array_equal(first, content["train", "cat"])
+
+
+def test_names_win_over_indices_where_both_would_fit():
+    assert listed(["10", "2", "1"], ["1", "10", "2"], "x") == [1, 2, 0]
+    assert listed(["2", "0", "1"], ["1", "10", "2"], "x") == [2, 0, 1]  # "0" is no name
+
+
+def test_content_of_the_file_is_the_identity(tmp_path):
+    one, same = write_order(tmp_path / "one"), write_order(tmp_path / "same")
+    other = write_order(tmp_path / "other", sorted(ORDER))
+    identities = [identity_options(config_of("--class_order", path)) for path in (one, same, other)]
+    assert identities[0] == identities[1] != identities[2]
+    assert identities[0]["class_order"] == tuple(map(str, ORDER))
+    assert identities[0]["class_order_seed"] is None
+    assert "class_order" not in identity_options(config_of())
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (ORDER[:-1], "--class_order has 9 of the 10 classes of seq-digits; '7' is missing"),
+        ([*ORDER, 3], "--class_order has '3' more than once"),
+        ([*ORDER, 10], "'10' is no class of seq-digits"),
+        ([*ORDER[:-1], "seven"], "'seven' is no class of seq-digits; all are given by their names, or all by their"),
+        ([*ORDER[:-1], "-7"], "'-7' is no class"),
+        ([*ORDER[:-1], "7,8"], "'7,8' has a comma"),
+        ([], "--class_order has 0 of the 10 classes"),
+    ],
+)
+def test_file_that_is_no_order_is_refused(tmp_path, lines, told):
+    assert told in refusal("--class_order", write_order(tmp_path / "order", lines))
+
+
+def test_other_refusals(tmp_path):
+    assert "there is no file" in refusal("--class_order", str(tmp_path / "none"))
+    assert "there is no file" in refusal("--class_order", str(tmp_path))
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    assert f"cannot read {tmp_path / 'binary'}" in refusal("--class_order", str(tmp_path / "binary"))
+    order = write_order(tmp_path / "order")
+    told = "--class_order and --class_order_seed contradict each other: give one"
+    assert told in refusal("--class_order", order, "--class_order_seed", "0")
+    assert "not of --dataset perm-digits" in refusal("--class_order", order, "--dataset", "perm-digits")
+
+
+def test_saved_network_brings_its_order_and_its_tasks(run_main, tmp_path):
+    order = write_order(tmp_path / "order")
+    flags = ["--model", "sgd", "--dataset", "seq-digits", "--num_filters", "4", "--batch_size", "60"]
+    flags += ["--class_order", order, "--task_classes", "6,4", "--save_model"]
+    finished = run_main(*flags)
+    assert finished.code == 0
+    (tmp_path / "order").unlink()
+    shown = run_main("--eval_only", str(finished.folder / "model.safetensors"))
+    assert shown.code == 0, shown.stderr
+    wanted = finished.record["results"]["task_il"]["matrix"][-1]
+    assert shown.stdout.splitlines()[-1].split()[3:5] == [f"{value:.2f}" for value in wanted]

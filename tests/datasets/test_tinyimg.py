@@ -1,0 +1,214 @@
+"""Tiny-ImageNet from small images in the layout that it is published in."""
+
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from datasets import seq_tinyimg
+from datasets.seq_tinyimg import FOLDER, SeqTinyImageNet
+from utils.config.arguments import resolve
+from utils.data.augment import Crop, Flip
+from utils.errors import UsageError
+
+CLASSES = ["n04", "n01", "n03", "n02"]  # as in the published list, not sorted
+TRAIN, TEST, SIZE = 3, 2, 64
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(seq_tinyimg, "TRAIN_PER_CLASS", TRAIN)
+    monkeypatch.setattr(seq_tinyimg, "TEST_PER_CLASS", TEST)
+    monkeypatch.setattr(SeqTinyImageNet, "n_classes", len(CLASSES))
+
+
+class Tiny:
+    """Files below `root`; JPEG holds no pixels exactly, so what counts is what Pillow reads back."""
+
+    def __init__(self, root):
+        self.root = root
+        self.draw = np.random.default_rng(3)
+        self.images = {}  # (part, class) -> in order of file name
+        self.annotations = []
+        numbers = iter(self.draw.permutation(len(CLASSES) * TEST).tolist())
+        (root / "val/images").mkdir(parents=True)
+        for name in CLASSES:
+            folder = root / "train" / name / "images"
+            folder.mkdir(parents=True)
+            (folder.parent / f"{name}_boxes.txt").write_text("not read\n")
+            self.images["train", name] = [self.save(folder / f"{name}_{k}.JPEG") for k in range(TRAIN)]
+            mine = sorted(f"val_{next(numbers)}.JPEG" for _ in range(TEST))
+            self.images["test", name] = [self.save(root / "val/images" / file) for file in mine]
+            self.annotations += [f"{file}\t{name}\t0\t32\t44\t62" for file in mine]
+        self.draw.shuffle(self.annotations)
+        self.write_lists()
+
+    def save(self, path, gray=False):
+        shades = self.draw.integers(0, 256, (SIZE, SIZE) if gray else (SIZE, SIZE, 3), dtype=np.uint8)
+        Image.fromarray(shades).save(path, format="JPEG")
+        return np.asarray(Image.open(path).convert("RGB")).transpose(2, 0, 1)
+
+    def write_lists(self, classes=CLASSES):
+        (self.root / "wnids.txt").write_text("".join(f"{name}\n" for name in classes))
+        (self.root / "val/val_annotations.txt").write_text("".join(f"{line}\n" for line in self.annotations))
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return Tiny(tmp_path / FOLDER)
+
+
+def stream(base_path, **flags):
+    flags = {"n_tasks": 2, "non_verbose": True, **flags}
+    config = resolve({"model": "sgd", "dataset": "seq-tinyimg", "base_path": str(base_path), **flags})
+    dataset = SeqTinyImageNet()
+    return dataset.stream(config, dataset.spec(config))
+
+
+def refusal(tiny):
+    with pytest.raises(UsageError) as caught:
+        stream(tiny.root.parent)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def check_content(tiny, found):
+    for label, name in enumerate(CLASSES):
+        for part, data in (("train", found.train_data), ("test", found.test_data)):
+            assert np.array_equal(data.images[data.labels == label].numpy(), tiny.images[part, name])
+
+
+def test_pixels_and_labels_arrive_in_the_order_of_the_list_of_classes(tiny):
+    found = stream(tiny.root.parent)
+    check_content(tiny, found)
+    assert found.spec.augmentation == (Crop(4), Flip())
+    assert found.spec.image_shape == (3, 64, 64)
+    assert found.spec.mean == SeqTinyImageNet.mean
+    assert found.spec.train_sizes == (6, 6)
+    assert found.spec.test_sizes == (4, 4)
+
+
+def test_base_path_may_be_the_folder_itself(tiny):
+    check_content(tiny, stream(tiny.root))
+
+
+def test_gray_images_become_coloured(tiny):
+    tiny.images["train", "n01"][1] = tiny.save(tiny.root / "train/n01/images/n01_1.JPEG", gray=True)
+    check_content(tiny, stream(tiny.root))
+
+
+def test_images_are_decoded_once_and_a_changed_label_is_another_run(tiny, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    first = stream(tiny.root, cache_path=str(cache))
+    assert len(list(cache.glob("seq-tinyimg-*.safetensors"))) == 1
+    assert sorted(path.name for path in tiny.root.iterdir()) == ["train", "val", "wnids.txt"]
+    with monkeypatch.context() as patched:
+        patched.setattr(SeqTinyImageNet, "decode", lambda *_: pytest.fail("decoded again"))
+        check_content(tiny, stream(tiny.root, cache_path=str(cache)))
+    one, other = (next(k for k, line in enumerate(tiny.annotations) if name in line) for name in ("n01", "n02"))
+    tiny.annotations[one], tiny.annotations[other] = (
+        tiny.annotations[one].replace("n01", "n02"),
+        tiny.annotations[other].replace("n02", "n01"),
+    )
+    tiny.write_lists()
+    second = stream(tiny.root, cache_path=str(cache))
+    assert second.spec.fingerprint != first.spec.fingerprint
+    assert not np.array_equal(second.test_data.images, first.test_data.images)
+    tiny.write_lists(sorted(CLASSES))
+    assert stream(tiny.root, cache_path=str(cache)).spec.fingerprint != second.spec.fingerprint
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+def test_missing_data_say_what_to_put_where(tmp_path, run_main, results):
+    command = ["--model", "er", "--dataset", "seq-tinyimg", "--n_tasks", "2", "--base_path", str(tmp_path / "none")]
+    finished = run_main(*command)
+    assert finished.code == 2
+    (line,) = finished.stderr.splitlines()
+    for words in (str(tmp_path / "none"), "--base_path", FOLDER, "wnids.txt", "val_annotations.txt"):
+        assert words in line
+    assert not results.exists()
+    assert run_main(*command, "--dry_run").code == 0
+
+
+def break_train(tiny):
+    (tiny.root / "train/n03/images/n03_2.JPEG").unlink()
+
+
+def swap_class(tiny):
+    tiny.annotations[2] = tiny.annotations[2].replace(tiny.annotations[2].split()[1], "n99")
+
+
+def name_unknown(tiny):
+    tiny.annotations[2] = "val_77.JPEG\tn01\t0\t0\t1\t1"
+
+
+def name_twice(tiny):
+    tiny.annotations[2] = tiny.annotations[1]
+
+
+def leave_out(tiny):
+    tiny.annotations.pop()
+
+
+def half_a_line(tiny):
+    tiny.annotations[2] = tiny.annotations[2].split("\t")[0]
+
+
+BROKEN = {
+    "image missing": (break_train, "train/n03/images has 2 images instead of 3"),
+    "class missing": (lambda tiny: shutil.rmtree(tiny.root / "train/n03"), "no images in"),
+    "unknown class": (swap_class, "val_annotations.txt, line 3: 'n99' is none of the classes in wnids.txt"),
+    "unknown image": (name_unknown, "val_annotations.txt, line 3: 'val_77.JPEG' is not in"),
+    "image twice": (name_twice, "or is listed twice"),
+    "line missing": (leave_out, "1 images instead of 2"),
+    "half a line": (half_a_line, "line 3: '' is none of the classes"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_lists_and_files_that_disagree_are_refused(tiny, case):
+    break_it, words = BROKEN[case]
+    break_it(tiny)
+    tiny.write_lists()
+    assert words in refusal(tiny)
+
+
+@pytest.mark.parametrize(
+    ("classes", "count"), [(CLASSES[:3], 3), ([*CLASSES, "n05"], 5), ([*CLASSES[:3], "n04"], 3), ([], 0)]
+)
+def test_list_with_other_classes_is_refused(tiny, classes, count):
+    tiny.write_lists(classes)
+    assert f"wnids.txt has {count} different classes instead of 4" in refusal(tiny)
+
+
+@pytest.mark.parametrize("name", ["wnids.txt", "val/val_annotations.txt"])
+def test_missing_list_is_named(tiny, name):
+    (tiny.root / name).unlink()
+    assert name in refusal(tiny)
+
+
+def test_list_that_is_no_text_is_refused(tiny):
+    (tiny.root / "val/val_annotations.txt").write_bytes(bytes(range(128, 256)))
+    assert "val_annotations.txt, line 1" in refusal(tiny)
+
+
+def test_truncated_and_large_images_are_named(tiny):
+    victim = tiny.root / "train/n02/images/n02_1.JPEG"
+    content = victim.read_bytes()
+    victim.write_bytes(content[: len(content) // 2])
+    assert f"cannot read the image {victim}" in refusal(tiny)
+    Image.fromarray(np.zeros((64, 65, 3), np.uint8)).save(victim, format="JPEG")
+    assert f"{victim} is an image of 65x64 pixels instead of 64x64" in refusal(tiny)
+
+
+def test_facts_of_the_whole_data_set(monkeypatch):
+    monkeypatch.undo()
+    dataset = SeqTinyImageNet()
+    dataset.known_fingerprint = "absent"
+    spec = dataset.spec(resolve({"model": "derpp", "dataset": "seq-tinyimg"}))
+    assert spec.train_sizes == (10_000,) * 10
+    assert spec.test_sizes == (1_000,) * 10
+    assert spec.n_classes == 200

@@ -202,6 +202,8 @@ def test_classes_may_have_names(tmp_path):
 
 
 def test_names_win_over_indices_where_both_would_fit():
+    numbers = [str(number) for number in range(11)]
+    assert listed(numbers, sorted(numbers), "x") == [0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 2]
     assert listed(["10", "2", "1"], ["1", "10", "2"], "x") == [1, 2, 0]
     assert listed(["2", "0", "1"], ["1", "10", "2"], "x") == [2, 0, 1]  # "0" is no name
 

@@ -35,6 +35,10 @@ def test_report_needs_no_model_and_counts_every_class(results):
         str(digit): [str(1 if place[digit] < 6 else 2), str(train[digit]), str(test[digit])] for digit in range(10)
     }
     assert shown.stdout.splitlines()[-1] == f"contact sheet: {results / 'data/seq-digits.png'}"
+    sheet = np.asarray(Image.open(results / "data/seq-digits.png"))
+    for digit in range(10):
+        first = raw.train_images[raw.train_labels == digit][0, 0].repeat(2, 0).repeat(2, 1)
+        assert np.array_equal(sheet[34 * digit :, 15:][:32, :32, 0], first)
     assert not (results / "runs").exists()
 
 

@@ -53,6 +53,7 @@ def cutmix_box(height: int, width: int, share: float, draw: np.random.Generator)
 
 @MODELS.register("gdumb", help="greedy sampler and dumb learner: a new network fitted to the buffer", options=OPTIONS)
 class Gdumb(Method):
+    rebuilds_network = True
     unused_options = (
         "minibatch_size", "buffer_mode", "ring_quota", "replay_forward",
         "lr", "lr_milestones", "lr_factor", "lr_restart", "optimizer", "optim_mom", "nesterov",

@@ -52,6 +52,7 @@ class Method:
     joint_training = False  # all tasks as one
     always_joint_forward = False  # what `--replay_forward auto` means for this method, whatever the norm
     needs_own_classes = False  # makes no sense where tasks share their classes
+    rebuilds_network = False  # what earlier tasks left in the network is thrown away
     keeps_graph = False  # `adjust_gradients` differentiates the step's outputs once more
     scores_unseen_classes = True  # else forward transfer has no meaning
     unused_options: tuple[str, ...] = ()  # options of the loop and the buffer that mean nothing here

@@ -87,6 +87,8 @@ def curve(model: str, norm: str, **options) -> dict:
         explicit["buffer_size"] = 20
     if norm in ("gn", "cn"):
         explicit["groups"] = 4
+    if norm == "brn":
+        explicit["brn_warmup"] = 60  # of some ninety updates
     if norm == "adab2n":  # the defaults are chosen for accuracy, and may be chosen again
         explicit |= {"kappa": 0.7, "lambd": 1.0, "ada_t0": 0}
     config = resolve(explicit | options)

@@ -264,6 +264,10 @@ def test_every_method_finishes(run_main, model, norm):
         ("gn", ["--groups", "4"]),
         ("cn", ["--groups", "4"]),
         ("adab2n", ["--fidelity", "paper", "--lambd", "1e-3"]),
+        ("brn", ["--brn_warmup", "5"]),
+        ("sn", []),
+        ("none", []),
+        ("bn_frozen", ["--freeze_after", "2"]),
     ],
 )
 def test_every_norm_finishes(run_main, norm, flags):
@@ -582,6 +586,7 @@ LATE = [  # noticed when the data are read or the network is built
     ([*ER, "--norm", "gn"], ["32 groups do not divide 4 channels", "--groups"]),
     ([*ER, "--norm", "cn", "--groups", "3"], ["3 groups do not divide 4 channels", "--groups"]),
     ([*ER[:-2], "--backbone", "mlp", "--norm", "in"], ["normalization of a single value", "--norm"]),
+    ([*ER[:-2], "--backbone", "mlp", "--norm", "sn"], ["normalization of a single value", "--norm"]),
     (
         ["--model", "er", "--dataset", "seq-miniimg", "--base_path", "no/where"],
         ["no/where", "--base_path", "train_x.npy", "mini-imagenet-cache-train.pkl"],

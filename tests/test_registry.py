@@ -136,7 +136,7 @@ def test_keyword_that_the_kind_does_not_know_is_refused():
     ("registry", "names"),
     [
         (MODELS, {"sgd", "joint", "er", "er_ace", "derpp", "er_ace_lider", "derpp_lider"}),
-        (NORMS, {"bn", "ln", "in", "gn", "cn", "adab2n"}),
+        (NORMS, {"bn", "ln", "in", "gn", "cn", "adab2n", "bnt", "tbbn", "cma", "brn", "sn", "none", "bn_frozen"}),
         (DATASETS, {"seq-digits", "seq-cifar10", "seq-cifar100", "seq-miniimg", "seq-folder"}),
         (BACKBONES, {"resnet18", "mlp"}),
     ],

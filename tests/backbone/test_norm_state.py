@@ -17,6 +17,7 @@ from utils.step import Place
 SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 8, 8), train_sizes=(12,) * 3)
 ALL_NORMS = sorted(NORMS.entries())
 FAMILY = ("adab2n", "bnt", "tbbn", "cma")
+OTHERS = ("brn", "sn", "none", "bn_frozen")
 
 
 def started(norm: str, model: str = "er", backbone: str = "resnet18", **options):
@@ -26,8 +27,8 @@ def started(norm: str, model: str = "er", backbone: str = "resnet18", **options)
     return method, stream
 
 
-# Instance normalization needs more than one value in the last stage's maps.
-SPEC_OF = {"in": make_spec(n_tasks=3, n_classes=6, image_shape=(3, 16, 16), train_sizes=(12,) * 3)}
+# Instance normalization, of which `sn` has some, needs more than one value in the last stage's maps.
+SPEC_OF = dict.fromkeys(("in", "sn"), make_spec(n_tasks=3, n_classes=6, image_shape=(3, 16, 16), train_sizes=(12,) * 3))
 
 
 def train(method, stream, tasks, *, number: int = 0) -> int:
@@ -93,7 +94,7 @@ def learn(net: Network, batch) -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize("norm", FAMILY)
+@pytest.mark.parametrize("norm", [*FAMILY, "bn_frozen"])
 def test_a_copied_layer_belongs_to_the_copied_network(norm):
     method, _ = started(norm)
     twin = deepcopy(method.net)
@@ -137,6 +138,19 @@ def test_a_layer_that_does_not_run_keeps_its_state(norm):
     net.skips = False
     assert net.output(x, tasks).norms.layers == (0, 1, 2)
     assert (net.norm1.updates, net.norm2.updates) == (2, 1)
+
+
+@pytest.mark.parametrize("norm", OTHERS)
+def test_a_layer_that_does_not_run_stays_as_it_is(norm):
+    net = TwoWays(norm_factory(norm)).double().train()
+    net.begin_task(n_classes=2)
+    x = torch.randn(6, 3, 4, 4, dtype=torch.float64)
+    before = deepcopy(net)
+    net.skips = True
+    net.output(x).logits.sum().backward()
+    assert_equal_networks(net.norm2, before.norm2)
+    if norm != "none":
+        assert not torch.equal(net.norm3.running_mean, before.norm3.running_mean)
 
 
 def test_a_layer_that_starts_late_starts_with_the_first_momentum():
@@ -227,7 +241,28 @@ def test_the_penalty_is_single_precision_under_autocast(impl):
     torch.testing.assert_close(found.penalty, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("norm", ["bn", "cn", "gn", *FAMILY])
+@pytest.mark.parametrize("norm", OTHERS)
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_other_norms_under_autocast(norm, tasks):
+    """bfloat16 activations: statistics are of float32, as without autocast, and the output is of bfloat16."""
+    x = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0)).bfloat16() + 1
+    outs, states = [], []
+    for half in (False, True):
+        factory = norm_factory(norm, **({"brn_warmup": 0} if norm == "brn" else {}))
+        layer = factory(3, spatial=(4, 4))
+        for _ in range(tasks):
+            factory.shared.begin_task(n_classes=2)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            out = layer(x if half else x.float())
+        assert out.dtype == (torch.bfloat16 if half else torch.float32)
+        outs.append(out.float())
+        states.append(layer.state_dict())
+    torch.testing.assert_close(outs[1], outs[0], rtol=2**-8, atol=2**-8)
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("norm", ["bn", "cn", "gn", *FAMILY, *OTHERS])
 def test_steps_of_a_compiled_network_do_not_compile_again(norm):
     """Momentum and counters change with every forward; they are tensors, so that one graph serves all."""
     options = {"norm_impl": "reference"} if norm in FAMILY else {"groups": 3} if norm in ("gn", "cn") else {}

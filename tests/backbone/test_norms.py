@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from backbone.norms import norm_factory
+from backbone.norms.batch_renorm import BatchRenorm
 from tests.helpers import NORM_IMPLS, assert_close
 from utils.errors import UsageError
 
@@ -105,6 +106,38 @@ def test_norm_of_a_vector(name, make_twin):
     *steps, unseen = random_inputs(3, (6, C))
     assert_same_steps(layer, twin, steps)
     assert_close(layer.eval()(unseen), twin.eval()(unseen))
+
+
+@pytest.mark.parametrize("shape", [(6, C, H, W), (6, C)])
+def test_brn_that_may_not_correct_is_batch_norm(shape):
+    """With r_max 1 and d_max 0, after its warm-up too."""
+    layer = BatchRenorm(C, warmup=2, r_max=1.0, d_max=0.0).double()
+    twin = (nn.BatchNorm1d(C) if len(shape) == 2 else nn.BatchNorm2d(C)).double()
+    give_random_affine(layer, twin)
+    *steps, unseen = random_inputs(5, shape)
+    assert_same_steps(layer, twin, steps)
+    for mine, theirs in zip(layer.buffers(), twin.buffers(), strict=True):
+        assert_close(mine, theirs)
+    assert_close(layer.eval()(unseen), twin.eval()(unseen))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("spatial", [(), (1, 2)])
+def test_none_is_scale_and_shift(spatial, training):
+    layer = norm_factory("none")(2, spatial=spatial).double().train(training)
+    x = torch.arange(1.0, 9.0 if spatial else 5.0, dtype=torch.float64).view(2, 2, *spatial).requires_grad_()
+    assert torch.equal(layer(x), x)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([2.0, -1.5]))
+        layer.bias.copy_(torch.tensor([1.0, -3.0]))
+    out = layer(x)
+    assert_close(out[:, 0], 2 * x[:, 0] + 1)
+    assert_close(out[:, 1], -1.5 * x[:, 1] - 3)
+    out.sum().backward()
+    assert_close(x.grad[:, 1], torch.full_like(x[:, 1], -1.5))
+    assert_close(layer.weight.grad, [1 + 2 + 5 + 6, 3 + 4 + 7 + 8] if spatial else [1 + 3, 2 + 4])
+    assert_close(layer.bias.grad, [4, 4] if spatial else [2, 2])
+    assert not list(layer.buffers())
 
 
 @pytest.mark.parametrize("name", ["gn", "cn"])

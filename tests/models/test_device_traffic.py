@@ -85,7 +85,9 @@ def copies_of_a_step(model: str, norm: str, **options) -> Copies:
     return counted
 
 
-@pytest.mark.parametrize("norm", ["bn", "ln", "gn", "cn", "adab2n", "bnt", "tbbn", "cma"])
+@pytest.mark.parametrize(
+    "norm", ["bn", "ln", "gn", "cn", "adab2n", "bnt", "tbbn", "cma", "brn", "sn", "none", "bn_frozen"]
+)
 @pytest.mark.parametrize("model", ["er_ace", "derpp"])
 def test_a_step_waits_for_nothing_and_copies_twice(model, norm):
     """One copy for all that the host decides before the forward, one for where the buffer puts the batch."""

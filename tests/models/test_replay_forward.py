@@ -63,7 +63,7 @@ def joint_and_separate(norm: str):
     return [forward(method_of(norm, joint), random_batches()) for joint in (True, False)]
 
 
-@pytest.mark.parametrize("norm", ["gn", "ln", "in"])
+@pytest.mark.parametrize("norm", ["gn", "ln", "in", "none", "bn_frozen"])  # statistics are frozen after three tasks
 def test_without_batch_statistics_both_ways_agree(norm):
     together, apart = joint_and_separate(norm)
     assert list(together) == list(apart) == list(SIZES)
@@ -76,7 +76,7 @@ def test_without_batch_statistics_both_ways_agree(norm):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("norm", ["bn", "cn", "adab2n"])
+@pytest.mark.parametrize("norm", ["bn", "cn", "adab2n", "brn", "sn"])
 def test_with_batch_statistics_they_differ(norm):
     together, apart = joint_and_separate(norm)
     for name in SIZES:

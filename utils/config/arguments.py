@@ -383,6 +383,11 @@ def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: d
         raise UsageError(
             f"--model {config['model']} compares feature maps, which --backbone {config['backbone']} lacks"
         )
+    if model.rebuilds_network and entries["norm"].traits.get("needs_past_tasks"):
+        raise UsageError(
+            f"--norm {config['norm']} keeps what the first tasks left in the network, and --model {config['model']} "
+            "builds a new one in every task: choose another norm, such as bn"
+        )
     if config.get("buffer_mode") == "reservoir":
         if "ring_quota" in explicit:
             raise UsageError("--ring_quota needs --buffer_mode ring")

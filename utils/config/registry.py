@@ -120,6 +120,7 @@ def _bare(name: str) -> str:
 MODELS = Registry("model", "models", base=("models.method.Method", "unused_options"))
 DATASETS = Registry("dataset", "datasets", traits=("backbone",))  # the one it runs with if none is named
 BACKBONES = Registry("backbone", "backbone", base=("backbone.network.Network", "n_feature_maps"))
-# What its layers share in a network, and whether current and replayed samples belong into one forward.
-NORMS = Registry("norm", "backbone.norms", traits=("shared", "joint_replay"))
+# What its layers share in a network, whether current and replayed samples belong into one forward, and whether what
+# earlier tasks left in the network is what it is about.
+NORMS = Registry("norm", "backbone.norms", traits=("shared", "joint_replay", "needs_past_tasks"))
 REGISTRIES = (MODELS, DATASETS, BACKBONES, NORMS)

@@ -32,14 +32,14 @@ def run(config, stream):
 # --- which are left out -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", ["bn", "bnt", "adab2n", "tbbn", "cma", "cn"])
+@pytest.mark.parametrize("norm", ["bn", "bnt", "adab2n", "tbbn", "cma", "cn", "brn"])
 def test_batch_that_cannot_be_normalized_is_left_out_counted_and_said_once(norm, capsys):
     found = run(run_config("sgd", norm, n_epochs=2), odd_stream())
     assert (found["batches_left_out"], found["steps"]) == (2, 2 * (3 + 3 + 2))
     assert capsys.readouterr().err == NOTE
 
 
-@pytest.mark.parametrize("norm", ["gn", "ln"])
+@pytest.mark.parametrize("norm", ["gn", "ln", "none"])
 def test_norms_of_single_samples_learn_from_it(norm, capsys):
     stream = odd_stream()
     net, method = build_run(run_config("sgd", norm), stream)
@@ -48,6 +48,13 @@ def test_norms_of_single_samples_learn_from_it(norm, capsys):
     before = weights_of(net)
     assert method.unless_single(1, lambda: method.step(single(stream), Place(0, 99, 0))) is not None
     assert not all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize(("freeze_after", "left_out"), [(1, 0), (2, 1)])
+def test_frozen_statistics_can_normalize_it(freeze_after, left_out):
+    """It is the second task that ends with a single image."""
+    found = run(run_config("sgd", "bn_frozen", freeze_after=freeze_after), odd_stream())
+    assert found["batches_left_out"] == left_out
 
 
 def test_replay_in_the_same_forward_makes_it_larger(capsys):
@@ -75,7 +82,7 @@ def single(stream):
     return next(make_stream(stream.spec, batch_size=1).batches(0, 0, 0))
 
 
-@pytest.mark.parametrize("norm", ["bn", "adab2n"])
+@pytest.mark.parametrize("norm", ["bn", "adab2n", "brn", "bn_frozen"])
 def test_network_is_as_before_the_attempt(norm):
     """The last maps of these images are single pixels: the last layers refuse when the first have seen the batch."""
     stream = odd_stream()

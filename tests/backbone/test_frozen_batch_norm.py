@@ -1,0 +1,204 @@
+"""`bn_frozen` across tasks, copies, saved states and runs that are cut off."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from conftest import call, runner
+from torch import nn
+
+from backbone.norms import norm_factory
+from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config
+from tests.models.cut_off import SMALL, assert_a_cut_off_run_ends_the_same
+from utils.config.registry import MODELS
+from utils.run.observers import Observer
+from utils.run.training import Training
+
+EPS = 1e-5
+SHAPE = (6, 3, 2, 4)
+
+
+class TwoNorms(nn.Module):
+    """As a network holds them."""
+
+    def __init__(self, **options):
+        super().__init__()
+        factory = norm_factory("bn_frozen", **options)
+        self.first, self.second, self.norms = factory(3, spatial=(2, 4)), factory(3, spatial=(2, 4)), factory.shared
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def begun(tasks: int, **options) -> TwoNorms:
+    net = TwoNorms(**options).double()
+    for task in range(tasks):
+        net.norms.begin_task(n_classes=2 * (task + 1))
+    return net
+
+
+def inputs(count: int) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    return [2 * torch.randn(SHAPE, dtype=torch.float64, generator=draw) + 1 for _ in range(count)]
+
+
+def statistics(layer: nn.Module) -> list[list]:
+    return [layer.running_mean.tolist(), layer.running_var.tolist(), layer.num_batches_tracked.tolist()]
+
+
+def moves(net: TwoNorms) -> bool:
+    """Do the statistics of all layers move in training? They do or do not together."""
+    before = [statistics(layer) for layer in (net.first, net.second)]
+    net.train()(inputs(1)[0])
+    (moved,) = {now != then for now, then in zip(map(statistics, (net.first, net.second)), before, strict=True)}
+    return moved
+
+
+@pytest.mark.parametrize(("freeze_after", "moving"), [(None, 1), (1, 1), (2, 2), (3, 3)])
+def test_statistics_move_in_the_first_tasks_only(freeze_after, moving):
+    net = begun(0, **({} if freeze_after is None else {"freeze_after": freeze_after}))
+    found = []
+    for task in range(4):
+        net.norms.begin_task(n_classes=2 * (task + 1))
+        found.append(moves(net))
+    assert found == [task < moving for task in range(4)]
+
+
+def test_across_two_tasks_by_hand():
+    """One channel, values 1, 3, 5, 7: mean 4, unbiased variance 20/3, of which the running statistics take a tenth."""
+    factory = norm_factory("bn_frozen")
+    layer = factory(1, spatial=(1, 2)).double()
+    nn.init.constant_(layer.weight, 2.0)
+    nn.init.constant_(layer.bias, -1.0)
+    x = torch.tensor([[1.0, 3.0], [5.0, 7.0]], dtype=torch.float64).view(2, 1, 1, 2)
+    factory.shared.begin_task(n_classes=2)
+    assert_close(layer(x), 2 * (x - 4) / (5 + EPS) ** 0.5 - 1)
+    factory.shared.begin_task(n_classes=4)
+    mean, var = 0.4, 0.9 + 0.1 * 20 / 3
+    other = (x + 100).requires_grad_()
+    out = layer(other)
+    assert_close(out, 2 * (x + 100 - mean) / (var + EPS) ** 0.5 - 1)
+    direction = torch.tensor([1.0, -2.0, 0.5, 4.0], dtype=torch.float64).view_as(x)
+    (out * direction).sum().backward()
+    assert_close(other.grad, 2 * direction / (var + EPS) ** 0.5)  # nothing comes through the statistics
+    assert_close(layer.weight.grad, (direction * (x + 100 - mean) / (var + EPS) ** 0.5).sum().view(1))
+    assert_close(layer.bias.grad, direction.sum().view(1))
+    assert_close(layer.running_mean, [mean])
+    assert_close(layer.running_var, [var])
+    assert_close(layer.eval()(x + 100), out)
+
+
+def test_until_then_it_is_batch_norm():
+    net, twin = begun(1), nn.BatchNorm2d(3).double()
+    *steps, unseen = inputs(3)
+    for x in steps:
+        assert torch.equal(net.first(x), twin(x))
+    assert statistics(net.first) == statistics(twin)
+    assert torch.equal(net.eval().first(unseen), twin.eval()(unseen))
+
+
+def test_a_single_value_is_refused_only_where_it_would_be_the_statistics():
+    one = torch.ones(1, 3, 1, 1, dtype=torch.float64)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        begun(1).first(one)
+    assert_close(begun(2).first(one), one / (1 + EPS) ** 0.5)
+
+
+# --- the number of tasks is state ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there", [0, 1, 2, 5])
+@pytest.mark.parametrize("saved", [0, 1, 2, 3])
+def test_a_loaded_network_has_begun_as_many_tasks_as_the_saved_one(saved, there):
+    """Whatever it had begun itself: a resumed run repeats the beginnings, an evaluation does not."""
+    net = begun(there)
+    net.load_state_dict(begun(saved).state_dict())
+    assert [tensor.shape for name, tensor in net.state_dict().items() if "begun" in name] == [(saved,)]  # kept once
+    assert moves(net) == (saved < 2)
+
+
+def test_a_state_without_the_number_of_tasks_is_refused():
+    state = begun(1).state_dict()
+    del state["norms.begun"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*norms\.begun"):
+        begun(1).load_state_dict(state)
+
+
+def test_a_copy_counts_for_itself():
+    net = begun(1)
+    twin = deepcopy(net)
+    twin.norms.begin_task(n_classes=4)
+    assert (moves(net), moves(twin)) == (True, False)
+
+
+# --- methods ------------------------------------------------------------------------------------------------------
+
+
+SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 16, 16), train_sizes=(8,) * 3)
+LASTING = [name for name in MODELS.names() if not MODELS.get(name).build.rebuilds_network]
+WAYS = [(name, {}) for name in LASTING] + [("derpp", {"replay_forward": "joint"})]
+
+
+class Watch(Observer):
+    """Keeps a layer's running means of every task's end."""
+
+    def __init__(self, layer):
+        self.layer, self.seen = layer, []
+
+    def on_evaluation(self, event):
+        self.seen.append(self.layer.running_mean.tolist())
+
+
+@pytest.mark.parametrize(("model", "options"), WAYS)
+def test_statistics_stay_as_the_first_task_left_them(model, options):
+    """All tasks are one to a method that trains them jointly."""
+    kind, stream = MODELS.get(model).build, make_stream(SPEC)
+    config = run_config(model, "bn_frozen", "resnet18", lr=0.01, **options)
+    stream = stream.merged() if kind.joint_training else stream
+    net, method = build_run(config, stream)
+    before, watch = net.classifier.weight.clone(), Watch(net.norm1)
+    Training(config, stream, method, [watch]).run()
+    first, *later = watch.seen
+    assert any(first)
+    assert later == [first] * (0 if kind.joint_training else 2)
+    assert not torch.equal(net.classifier.weight, before)
+
+
+def test_a_method_that_builds_its_network_anew_is_refused(run_main, results):
+    short = ["--dataset", "seq-digits", "--backbone", "mlp", "--fitting_epochs", "1", "--debug_mode"]
+    refused = run_main("--model", "gdumb", "--norm", "bn_frozen", *short)
+    assert refused.code == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("error: --norm bn_frozen keeps what the first tasks left in the network, and --model gdumb")
+    assert not results.exists()
+
+
+@pytest.mark.parametrize("freeze_after", ["0", "-1", "1.5"])
+def test_bad_numbers_of_tasks_are_refused(run_main, freeze_after):
+    refused = run_main(
+        "--model", "er", "--norm", "bn_frozen", "--dataset", "seq-digits", "--freeze_after", freeze_after
+    )
+    assert refused.code == 2
+    assert "--freeze_after: must be a whole number" in refused.stderr
+
+
+# --- whole commands -----------------------------------------------------------------------------------------------
+
+
+def words(model: str, *more: str) -> list[str]:
+    return ["--model", model, "--norm", "bn_frozen", "--buffer_size", "50", "--lr", "0.02", *more]
+
+
+@pytest.mark.parametrize(("model", "freeze_after"), [("er_ace", "1"), ("icarl", "1"), ("derpp", "2")])
+def test_a_run_that_is_cut_off_ends_the_same(tmp_path, model, freeze_after):
+    """In the first task, at the first step of the second, in the middle of the third."""
+    command = words(model, "--freeze_after", freeze_after)
+    assert_a_cut_off_run_ends_the_same(tmp_path, *command, at=(5, 8, 19))
+
+
+def test_a_saved_network_is_evaluated_as_it_was(tmp_path):
+    finished = runner(tmp_path)(*words("er_ace"), *SMALL)
+    evaluated = call(["--eval_only", str(finished.folder / "model.safetensors"), "--num_threads", "1"])
+    assert evaluated.code == 0
+    last = [f"{accuracy:.2f}" for accuracy in finished.record["results"]["class_il"]["matrix"][-1]]
+    assert " ".join(last) in " ".join(evaluated.stdout.split())

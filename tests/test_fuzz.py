@@ -39,6 +39,7 @@ SHARES = ["0", "0.0", "0.1", "0.5", "1e-9", "0.999", "1", "1.0", "+0.25", " 0.5"
 NUMBERS = [*SHARES, "2", "1e6", "100"]
 SPECIFIC = {
     "--lr_milestones": ["none", "1", "1,2", "35,45"],
+    "--probe": ["none", "weights", "stability,statistics"],
     "--checkpoint_every": ["1", "300s", "5m", "0.5h"],
     "--device": ["auto", "cpu", "cuda", "cuda:3"],
     "--seed": ["0", "1", str(2**31 - 1), str(2**31)],

@@ -50,6 +50,8 @@ def class_list(words: str) -> tuple[str, ...]:
     return tuple(lines)
 
 
+class_counts.metavar, class_list.metavar = "N,...", "FILE"
+
 BASE_PATH = Option("base_path", path, "folder with the data", default="data", changes_numbers=False)
 N_TASKS = Option("n_tasks", integer(1), "number of tasks; the classes are split into them, or all tasks share them")
 VALIDATION = Option(

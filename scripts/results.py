@@ -196,7 +196,7 @@ def short_name(run: str, room: int) -> str:
     """Without what every name has or another column says, and with as much of the hash as finds the folder; what is
     still too long loses its middle."""
     words, _, hash_ = run.rpartition("-")
-    readable = re.sub(r"-s\d+$", "", words).replace("-seq-", "-")
+    readable = re.sub(r"-s\d+(?=$|-val$|-debug$|-val-debug$)", "", words).replace("-seq-", "-")
     room -= 1 + HASH_DIGITS
     if len(readable) > room:
         kept = room - 2

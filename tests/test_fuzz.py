@@ -50,7 +50,7 @@ SPECIFIC = {
     "--class_order": ["9,8,7,6,5,4,3,2,1,0", "0,1", "a,b", "no/where", "IMAGES/train/a/0.png"],
     "--list": ["models", "norms", "switches"],
 }
-TEXTS = {"--results_path", "--notes", "--wandb_project", "--wandb_entity", "--cache_path"}
+TEXTS = {"--config", "--save_config", "--results_path", "--notes", "--wandb_project", "--wandb_entity", "--cache_path"}
 
 
 def fitting(flag):
@@ -60,8 +60,9 @@ def fitting(flag):
         return SELECTORS[name].names()
     if flag in SPECIFIC:
         return SPECIFIC[flag]
-    if names := getattr(FLAGS[flag].type, "names", None):
-        return list(names)
+    metavar = getattr(FLAGS[flag].type, "metavar", "")
+    if metavar.startswith("{"):
+        return metavar.strip("{}").split(",")
     if flag in TEXTS:
         return ["word", "two words", "a/b"]
     return INTEGERS if _takes(flag, "3") and not _takes(flag, "0.5") else NUMBERS
@@ -87,7 +88,8 @@ def own_flags(model, norm, dataset, backbone):
         *(loop_options.BUFFER if entries[0].build.uses_buffer else ()),
         *(o for e in entries for o in e.options),
     ]
-    return sorted({option.flag for option in options} - {"--eval_only", "--dry_run"})
+    whole_commands = {"--eval_only", "--dry_run", "--config", "--seeds"}
+    return sorted({option.flag for option in options} - whole_commands)
 
 
 @st.composite

@@ -67,7 +67,7 @@ def test_the_end_has_mean_and_deviation_and_the_records(three):
     found = [json.loads((folder / "record.json").read_text())["results"] for folder in folders(results)]
     start = lines.index(next(line for line in lines if line.startswith("mean ± std over 3 seeds, %")))
     table = [re.split(r"\s{2,}", line) for line in lines[start:-3]]
-    assert table[0] == ["mean ± std over 3 seeds, %", "Class-IL", "Task-IL"]
+    assert table[0] == ["mean ± std over 3 seeds, % [debug]", "Class-IL", "Task-IL"]
     shown = {row[0]: row[1:] for row in table[1:]}
     for name, title in (("faa", "final average accuracy (FAA)"), ("bwt", "backward transfer (BWT)")):
         values = [[one[setting]["metrics"][name] for one in found] for setting in ("class_il", "task_il")]

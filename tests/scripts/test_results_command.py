@@ -75,7 +75,7 @@ def test_overview(shown):
         "derpp-adab2n-digits-online-m200-hash     20.00    25.00     0  2026-01-01",
         "er-bn-digits-online-m200-hash            10.00    15.25     0  2026-01-01",
         "er-bn-digits-online-m200-hash            30.00    35.00     1  2026-02-03",
-        "sgd-bn-digits-online-hash                 5.00     6.00     2  2026-01-01",
+        "sgd-bn-digits-online-debug-hash           5.00     6.00     2  2026-01-01",
         "4 runs",
     ]
 
@@ -188,8 +188,8 @@ def test_sort(models):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--where", "sed=0"], "unknown column 'sed'; did you mean seed or "),
-        (["--sort", "-class_il_fa"], "unknown column 'class_il_fa'; did you mean class_il_faa or "),
+        (["--where", "sed=0"], "unknown column 'sed'; did you mean seed?"),
+        (["--sort", "-class_il_fa"], "unknown column 'class_il_fa'; did you mean class_il_faa?"),
         (["--columns", "model,nrm"], "unknown column 'nrm'; did you mean norm"),
         (
             ["--where", "seed"],

@@ -33,7 +33,7 @@ from utils.tables import aligned, duration
 def show_list(arguments) -> int:
     plans, unavailable, selection = set_up(arguments)
     runs = selection.runs
-    speed = Speed(runs.all_records())
+    speed = Speed(runs)
     rows = [["", "runs", "done", "running", "failed", "missing", "hours left"]]
     width = max(len(plan.id) for plan in [*plans, *unavailable])
     for plan in [*plans, None]:
@@ -43,11 +43,13 @@ def show_list(arguments) -> int:
         rows.append(
             [f"{'all':{width}} together, each run once" if plan is None else f"{plan.id:{width}} {plan.title}",
              f"{len(found)}{'+' if waiting else ''}", *(str(states[state]) for state in (DONE, RUNNING, FAILED)),
-             str(states[MISSING] + states[STOPPED]), hours(left, runs, speed)]
+             str(states[MISSING] + states[STOPPED]), hours(left, speed)]
         )  # fmt: skip
     print(f"preset {runs.preset.name}: {runs.preset.help}; seeds {', '.join(map(str, selection.seeds))}; "
           f"kappa and lambda: {selection.mode}")  # fmt: skip
     print(aligned(rows))
+    for text in speed.about_trials():
+        print(f"hours of {text}")
     for text in untrusted(runs):
         print(f"warning: {text}", file=sys.stderr)
     for plan in unavailable:
@@ -57,9 +59,9 @@ def show_list(arguments) -> int:
     return 0
 
 
-def hours(left: list[Run], runs: Runs, speed: Speed) -> str:
-    """Of one worker, by measured speed; ? where nothing comparable has finished yet."""
-    seconds = [speed.seconds(run, runs.config(run)) for run in left]
+def hours(left: list[Run], speed: Speed) -> str:
+    """Of one worker, by measured speed; ? where nothing comparable has been measured."""
+    seconds = [speed.seconds(run) for run in left]
     known = sum(value for value in seconds if value is not None)
     if not left:
         return "0"
@@ -108,8 +110,9 @@ def run_missing(arguments) -> int:
     while True:
         found, waiting = needed(plans, selection)
         wanted = to_run(found, selection.runs, outcome, arguments.launcher)
-        expected = expected_seconds(wanted, selection.runs)
-        announce(found, wanted, waiting, selection.runs, expected)
+        speed = Speed(selection.runs)
+        expected = {run.name: speed.seconds(run) for run in wanted}
+        announce(found, wanted, waiting, selection.runs, expected, speed.about_trials())
         if arguments.dry_run:
             for run in wanted:
                 print(shlex.join(["python", "main.py", *run.command()]))
@@ -182,13 +185,10 @@ def refuse_flags_of_other_launchers(arguments) -> None:
         )
 
 
-def expected_seconds(wanted: list[Run], runs: Runs) -> dict[str, float | None]:
-    """By run; None where nothing comparable has been measured."""
-    speed = Speed(runs.all_records())
-    return {run.name: speed.seconds(run, runs.config(run)) for run in wanted}
-
-
-def announce(found: dict, wanted: list[Run], waiting: int, runs: Runs, expected: dict) -> None:
+def announce(
+    found: dict, wanted: list[Run], waiting: int, runs: Runs, expected: dict[str, float | None], trials: list[str]
+) -> None:
+    """`expected` are seconds, None where nothing comparable has been measured; `trials` says what was only tried."""
     later = f", and {waiting} experiments wait for their kappa and lambda" if waiting else ""
     records = [record for run in found.values() if (record := runs.record(run)) is not None]
     print(f"{len(found)} runs, {len(records)} of them finished, {len(wanted)} to run{later}", file=sys.stderr)
@@ -205,6 +205,8 @@ def announce(found: dict, wanted: list[Run], waiting: int, runs: Runs, expected:
         "a time",
         file=sys.stderr,
     )
+    for text in trials:
+        print(f"time of {text}", file=sys.stderr)
 
 
 def size(count: float) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from scripts.reproduce.plans import Experiment
 from scripts.reproduce.presets import Preset
+from scripts.reproduce.trial import Trial, try_out
 from utils.config.arguments import Config, resolve
 from utils.config.registry import DATASETS, NORMS
 from utils.errors import DataMissing
@@ -227,17 +228,21 @@ def progress_of(run: Run) -> tuple[int, int, float] | None:
 
 
 class Speed:
-    """Seconds that a run will take, by the nearest finished ones: same data and width, if possible same method."""
+    """Seconds that a run will take, by the nearest finished ones: same data and width, if possible same method. Where
+    there are none, by a few steps of one such run."""
 
     LEVELS = (
         ("dataset", "num_filters", "model", "norm"),
         ("dataset", "num_filters", "model"),
         ("dataset", "num_filters"),
     )
+    TRIED = ("dataset", "num_filters", "backbone", "image_size")
 
-    def __init__(self, records: Iterator[dict]):
+    def __init__(self, runs: Runs):
+        self.runs = runs
         self.measured: dict[tuple, list[float]] = {}
-        for record in records:
+        self.trials: dict[tuple, Trial | None] = {}
+        for record in runs.all_records():
             for level in self.LEVELS:
                 key = self._key(record["config"], level)
                 self.measured.setdefault(key, []).append(record["wall_seconds"] / max(record["steps"], 1))
@@ -246,9 +251,24 @@ class Speed:
     def _key(options: dict[str, Any], level: tuple[str, ...]) -> tuple:
         return tuple(str(options.get(name)) for name in level)
 
-    def seconds(self, run: Run, config: Config) -> float | None:
-        """None if nothing comparable has been measured yet."""
+    def seconds(self, run: Run) -> float | None:
+        """None if nothing comparable has been measured, nor can be."""
+        config = self.runs.config(run)
         for level in self.LEVELS:
             if times := self.measured.get(self._key(config.values(), level)):
                 return run.steps * float(np.median(times))
-        return None
+        key = self._key(config.values(), self.TRIED)
+        if key not in self.trials:
+            self.trials[key] = try_out(config, self.runs.spec(run), self.runs.num_threads)
+        trial = self.trials[key]
+        return None if trial is None else run.steps * trial.seconds_per_step(config.batch_size)
+
+    def about_trials(self) -> list[str]:
+        """Where numbers rest on them: for a line each."""
+        found: dict[str, set[str]] = {}
+        for key, trial in self.trials.items():
+            if trial is not None:
+                found.setdefault(str(trial), set()).add(key[0])
+        return [
+            f"{', '.join(sorted(names))}: nothing comparable has been run yet; {how}" for how, names in found.items()
+        ]

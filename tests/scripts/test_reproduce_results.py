@@ -16,6 +16,7 @@ from scripts.reproduce.presets import PAPER, SMOKE
 from scripts.reproduce.results import Result, Table, signed_rank, tabulate, warnings
 from scripts.reproduce.runs import Runs, Speed
 from scripts.reproduce.selection import Selection
+from scripts.reproduce.trial import Trial
 from tests.scripts.records import finish
 from utils.config.arguments import resolve
 from utils.run.sources import sources_of
@@ -262,10 +263,14 @@ def test_records_of_another_kind_are_warned_of(tmp_path):
     assert threads == "records of different thread counts (1, 2), which round differently: table4"
 
 
-def test_time_of_a_run_by_the_nearest_measured_speed(tmp_path):
+def test_time_of_a_run_by_the_nearest_measured_speed(tmp_path, monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        "scripts.reproduce.runs.try_out",
+        lambda config, spec, threads: tried.append(config.dataset) or Trial(4, 2.0, "cpu", batch_size=20),
+    )
     found, _ = finished_table4(tmp_path)
-    runs = found.runs
-    speed = Speed(runs.all_records())
+    speed = Speed(found.runs)
     [gn] = [
         cell.experiment
         for cell in PLANS["table2"].cells(PAPER)
@@ -273,6 +278,11 @@ def test_time_of_a_run_by_the_nearest_measured_speed(tmp_path):
     ]
     run = found.final(gn)[0]
     offline_steps = 20 * 50 * math.ceil(2500 / 32)
-    assert speed.seconds(run, runs.config(run)) == pytest.approx(5000 * 12.0 / offline_steps)
-    cifar = found.final(next(PLANS["table2"].cells(PAPER)).experiment)[0]
-    assert speed.seconds(cifar, runs.config(cifar)) is None
+    assert speed.seconds(run) == pytest.approx(5000 * 12.0 / offline_steps)
+    assert (tried, speed.about_trials()) == ([], [])  # only where nothing comparable has been run
+    for run in found.final(next(PLANS["table2"].cells(PAPER)).experiment):
+        assert speed.seconds(run) == run.steps * 0.25  # batches of 10
+    assert tried == ["seq-cifar10"]
+    assert speed.about_trials() == [
+        "seq-cifar10: nothing comparable has been run yet; measured over 4 steps on this machine's cpu"
+    ]

@@ -383,7 +383,7 @@ def test_only_a_full_disk_lets_a_sweep_go_on_unremembered(tmp_path, monkeypatch,
     monkeypatch.setattr(commands, "launch", lambda wanted, *_: launched.extend(wanted) or Outcome(failed={"a": "b"}))
     code = reproduce_main(["run", "table8", "--preset", "smoke", "--results_path", str(tmp_path)])
     assert (code, len(launched)) == ((1, 6) if goes_on else (2, 0))
-    line = capsys.readouterr().err.splitlines()[2]
+    line = capsys.readouterr().err.splitlines()[3]  # after how many runs, how long, and how that is known
     assert line.startswith(
         f"warning: cannot write {tmp_path}/reproduce.json: " if goes_on else "error: cannot write to"
     )

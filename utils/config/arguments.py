@@ -92,7 +92,7 @@ def _underscored(word: str, known: Container[str]) -> str:
 
 # --- configuration files ----------------------------------------------------------------------------------------------
 
-OR = (("seed", "seeds"), ("n_epochs", "n_iters"))  # of which a command has one
+ALTERNATIVES = (("seed", "seeds"), ("n_epochs", "n_iters"))  # of which a command has one
 # What a command does once: no part of a configuration that is to be used again.
 ACTS = ("rerun", "accept_changed_code", "restart_changed_code", "dry_run", "eval_only")
 
@@ -102,14 +102,14 @@ def _from_file(file: ConfigFile, flags: dict[str, Any], parser: argparse.Argumen
     replace goes with that."""
     options = _by_name()
     try:
-        values = _identifying(file.values) if file.is_of_a_run else file.values
         _refuse_unknown_parts(file)
+        values = _identifying(file.values) if file.is_of_a_run else file.values
         known = {*options, *SELECTORS, "seeds"}
         for name in values:
             if name not in known:
                 raise UsageError(f"unknown key {name!r}{close_matches(name, sorted(known))}")
         explicit = _parsed(parser, as_words(values))
-        for one, other in (*OR, *(pair[::-1] for pair in OR)):
+        for one, other in (*ALTERNATIVES, *(pair[::-1] for pair in ALTERNATIVES)):
             if one in flags:
                 explicit.pop(other, None)
         return _fitting(file.path, explicit, flags)
@@ -129,7 +129,7 @@ def _refuse_unknown_parts(file: ConfigFile) -> None:
                 raise UsageError(f"{error}{hint}") from None
 
 
-def _fitting(path: str, explicit: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+def _fitting(file: str, explicit: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     both = explicit | flags
     if not {"model", "dataset"} <= set(both):
         return explicit  # which is told, or is in a network that is evaluated
@@ -138,8 +138,8 @@ def _fitting(path: str, explicit: dict[str, Any], flags: dict[str, Any]) -> dict
     before, now = _active_options(_selected(flags | explicit, {})), _active_options(entries)
     gone = [name for name in explicit if name in before and name not in now]
     if gone:
-        print(f"note: {path}: left out, since other flags replace what they belong to: {', '.join(gone)}",
-              file=sys.stderr)  # fmt: skip
+        names = ", ".join(gone)
+        print(f"note: {file}: left out, since other flags replace what they belong to: {names}", file=sys.stderr)
     explicit = {name: value for name, value in explicit.items() if name not in gone}
     _refuse_strangers([name for name in explicit if name != "seeds"], now, config, entries)
     return explicit

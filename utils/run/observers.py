@@ -102,7 +102,7 @@ class ProgressLines(Observer):
 
     def _say(self, task: int, more: str) -> None:
         self.said = time.monotonic()
-        speed = (self.done - self.first) / (self.said - self.started)
+        speed = (self.done - self.first) / max(self.said - self.started, 1e-9)
         left = f", {duration((self.total - self.done) / speed)} left" if speed else ""
         text = f"task {task + 1}/{self.n_tasks}, step {self.done}/{self.total}{more}, {speed:.1f} steps/s{left}"
         print(text, file=sys.stderr, flush=True)

@@ -117,6 +117,7 @@ def test_what_is_wrong_in_a_file_is_told_as_for_flags_and_names_the_file(file, t
         ("a.json", b"[" * 100_000, "cannot be read as JSON"),
         ("a.json", b"[1]", "no options in it"),
         ("a.json", b'{"config": 3}', "no options in it"),
+        ("a.json", b'{"model": ["er"], "dataset": {}}', "unknown model"),
         (".", None, "Is a directory"),
         ("none.toml", None, "No such file"),
     ],
@@ -127,7 +128,7 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path, name, content, wor
     ended = call(["--config", str(tmp_path / name)])
     assert (ended.code, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: --config ")
+    assert line.startswith(("error: --config ", f"error: {tmp_path}/{name}: "))
     assert words in line
     assert "expected one argument" in refusal(["--config"])
 

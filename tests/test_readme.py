@@ -112,3 +112,37 @@ def test_commands_that_need_no_run(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("no runs ") > 10
     assert "kappa     0.004693" in printed
+
+
+def test_several_seeds_and_flags_in_a_file(tmp_path, monkeypatch):
+    from conftest import call
+
+    monkeypatch.chdir(tmp_path)
+    section = README.split("## Several seeds")[1].split("## ")[0]
+    several, saving, from_file = [
+        shlex.split(line)[2:] for line in section.splitlines() if line.startswith("    python main.py")
+    ]
+    small = ["--debug_mode", "--num_filters", "2", "--num_threads", "1", "--non_verbose"]
+    ended = call([*several, *small])
+    assert (ended.code, ended.stderr) == (0, "")
+    assert [line.startswith("record: ") for line in ended.stdout.splitlines()[-6:]] == [False, *[True] * 5]
+    assert call([*saving, *small]).code == 0
+    ended = call([*from_file, "--non_verbose"])
+    assert ended.code == 0
+    assert "left out" in ended.stderr
+    assert ended.stdout.count("er_ace-bn-seq-digits-online-m200-s") == 2 * 3
+    assert "mean ± std over 3 seeds, % [debug]" in ended.stdout
+
+
+def test_the_page_on_mammoth_names_flags_that_there_are():
+    from utils.config.arguments import build_parser
+
+    page = (ROOT / "docs/from_mammoth.md").read_text()
+    known = set(build_parser()._option_string_actions)
+    same = page.split("## Before")[0]
+    here = [
+        row.split("|")[2] for row in page.split("## Flags")[1].split("## Files")[0].splitlines() if row.count("|") > 3
+    ]
+    named = set(re.findall(r"--\w+", same + "".join(here)))
+    assert len(named) > 30
+    assert named - known == set()

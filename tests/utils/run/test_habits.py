@@ -17,7 +17,7 @@ from utils.errors import UsageError
 from utils.run.build import Data
 from utils.run.identity import run_identity
 from utils.run.observers import Observer
-from utils.run.training import Training
+from utils.run.training import Cursor, Training
 from utils.step import Place
 
 ER = {"model": "er", "dataset": "seq-digits"}
@@ -140,6 +140,21 @@ def test_steps_per_task_go_through_epochs_and_stop_in_one():
     assert notebook.events[0] == ("start", 14, 0)
     assert [event["step"] for event in notebook.of_kind("evaluation")] == [7, 14]
     assert [event["step"] for event in notebook.of_kind("log")] == [3, 6, 7, 10, 13, 14]
+
+
+def test_the_last_step_of_a_task_is_evaluated_once():
+    config, stream = run_config("sgd", n_iters=7, eval_every=7), make_stream(make_spec())
+    _, method = build_run(config, stream)
+    assert Training(config, stream, method).run()["results"]["class_il"]["points"] == []
+
+
+def test_a_task_that_had_ended_is_not_trained_further():
+    """Its end may have changed what joins it, and so how many steps its epochs seem to have had."""
+    config, stream = run_config("sgd", n_iters=7), make_stream(make_spec())
+    training = Training(config, stream, build_run(config, stream)[1])
+    training.cursor = Cursor(task=0, epoch=1, step=7, ended=True)
+    training._train_task()
+    assert training.cursor.step == 7
 
 
 def test_fewer_steps_than_an_epoch_has():

@@ -25,6 +25,8 @@ class Derpp(Method):
         losses = {CURRENT: F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}
         if "logits" in batches:
             distance = F.mse_loss(outputs["logits"].logits, batches["logits"].logits)
+            losses["logits"] = self.config.alpha * distance
+        if "labels" in batches:
             labels = F.cross_entropy(outputs["labels"].logits, batches["labels"].labels)
-            losses |= {"logits": self.config.alpha * distance, "labels": self.config.beta * labels}
+            losses["labels"] = self.config.beta * labels
         return losses

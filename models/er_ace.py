@@ -31,8 +31,8 @@ class ErAce(Method):
         # On the device, where the labels are: the mask of a step is then made without a copy from the host.
         self.highest_seen = torch.tensor(-1, device=augment.scale.device)
 
-    def draws(self, place):
-        return super().draws(place) if place.task > 0 else {}
+    def due_draws(self, place):
+        return super().due_draws(place) if place.task > 0 else ()
 
     def loss(self, batches, outputs, place):
         current, logits = batches[CURRENT], outputs[CURRENT].logits

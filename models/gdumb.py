@@ -55,7 +55,8 @@ def cutmix_box(height: int, width: int, share: float, draw: np.random.Generator)
 class Gdumb(Method):
     rebuilds_network = True
     unused_options = (
-        "minibatch_size", "buffer_mode", "ring_quota", "replay_forward",
+        "minibatch_size", "current_share", "balance_replay", "replay_iters", "buffer_mode", "ring_quota",
+        "replay_forward",
         "lr", "lr_milestones", "lr_factor", "lr_restart", "optimizer", "optim_mom", "nesterov",
     )  # fmt: skip
 

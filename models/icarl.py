@@ -42,7 +42,10 @@ def herded(embeddings: torch.Tensor, count: int) -> list[int]:
 class Icarl(Method):
     needs_own_classes = True
     scores_unseen_classes = False
-    unused_options = ("minibatch_size", "buffer_mode", "ring_quota", "replay_forward")
+    unused_options = (
+        "minibatch_size", "current_share", "balance_replay", "replay_iters", "buffer_mode", "ring_quota",
+        "replay_forward",
+    )  # fmt: skip
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

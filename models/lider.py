@@ -98,39 +98,37 @@ class Lider(Method):
     def parameters(self):
         return super().parameters() + ([self.targets] if self.targets.requires_grad else [])
 
-    def draws(self, place):
+    def due_draws(self, place):
         """Its own also where the base method replays nothing."""
-        drawn = super().draws(place)
-        missing = [name for name in LIPSCHITZ_DRAWS if name not in drawn] if len(self.buffer) else []
-        return drawn | {name: self.draw(name, place) for name in missing}
+        return super().due_draws(place) or (LIPSCHITZ_DRAWS if len(self.buffer) else ())
 
     def replayed(self, batches):
         return super().replayed({name: batch for name, batch in batches.items() if name not in LIPSCHITZ_DRAWS})
 
     def loss(self, batches, outputs, place):
         losses = super().loss(batches, outputs, place)
-        if LIPSCHITZ_DRAWS[0] not in batches:
-            return losses
-        size, target = (
-            self._coefficients(batches[name].inputs, outputs[name].features, name, place.step)
+        found = {
+            name: self._coefficients(batches[name].inputs, outputs[name].features, name, *place.address)
             for name in LIPSCHITZ_DRAWS
-        )
-        distance = (target - F.relu(self.targets)).abs().mean()
-        return losses | {
-            "lip_mean": self.config.alpha_lip * size.mean(),
-            "lip_target": self.config.beta_lip * distance,
+            if name in batches
         }
+        if "lip_mean" in found:
+            losses["lip_mean"] = self.config.alpha_lip * found["lip_mean"].mean()
+        if "lip_target" in found:
+            distance = (found["lip_target"] - F.relu(self.targets)).abs().mean()
+            losses["lip_target"] = self.config.beta_lip * distance
+        return losses
 
-    def _coefficients(self, inputs, features, name: str, step: int) -> torch.Tensor:
+    def _coefficients(self, inputs, features, name: str, *place: int) -> torch.Tensor:
         """(samples, pairs) of the consecutive maps from the input to the last stage."""
         pairs = list(pairwise([inputs, *features]))
-        starts = self._starts([a.shape[:2] for a, _ in pairs], name, step, inputs.device)
+        starts = self._starts([a.shape[:2] for a, _ in pairs], name, place, inputs.device)
         return torch.stack([coefficients(a, b, start) for (a, b), start in zip(pairs, starts, strict=True)], dim=1)
 
-    def _starts(self, shapes: list[tuple[int, int]], name: str, step: int, device) -> list[torch.Tensor]:
+    def _starts(self, shapes: list[tuple[int, int]], name: str, place: tuple[int, ...], device) -> list[torch.Tensor]:
         """Where the power iterations of every pair start, in one copy to the device."""
         drawn = [
-            generator(self.config.seed, f"power/{name}/{index}", step).random(shape)
+            generator(self.config.seed, f"power/{name}/{index}", *place).random(shape)
             for index, shape in enumerate(shapes)
         ]
         sent = to_device(np.concatenate([start.ravel() for start in drawn]), device)

@@ -3,7 +3,8 @@
 The contract, in the order of a run:
 
     begin_task(task, stream)    before the first step of every task
-    step(batch, place)          for every batch: draws, forward, loss, backward, adjust_gradients, optimizer, remember
+    step(batch, place)          for every batch: draws, forward, loss, backward, adjust_gradients, optimizer, remember;
+                                with `--replay_iters N` N times, and only the last, `place.last`, remembers
     end_task(task, stream)      after its last step, before its evaluation
     predict(inputs)             whenever a network is evaluated; it is in eval mode then
 
@@ -12,9 +13,9 @@ method's `state_dict`. A resumed run builds the method anew, loads that, and cal
 not cover: steps after it, and a `begin_task` or `end_task` that was not over when it was written. Such a hook starts
 from the state that it had found before, so whatever it does twice comes out the same. What a hook or a step leaves
 in attributes of the method must therefore be in `state_dict`, and every draw must come from `generator(seed, name,
-place)`. `joined` is asked for again by a resumed run and must follow from the state. Which parameters are frozen is
-kept too; layers that come with a task are added in `grow`, which a resumed run repeats for every task that had begun;
-`train` and `eval` are set by the loop before a task's steps and its evaluation.
+*place.address)`. `joined` is asked for again by a resumed run and must follow from the state. Which parameters are
+frozen is kept too; layers that come with a task are added in `grow`, which a resumed run repeats for every task that
+had begun; `train` and `eval` are set by the loop before a task's steps and its evaluation.
 
 A method never asks which norm the network has: there is one copy of it for every norm and every way of batching.
 """
@@ -24,6 +25,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import cached_property
 from typing import TypeVar
 
@@ -31,6 +33,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from utils.config.options import ONE_OF_TASKS_SEEN
 from utils.data.augment import Augment
 from utils.data.buffer import Buffer, build_policy
 from utils.data.random import generator
@@ -40,6 +43,21 @@ from utils.errors import TOO_FEW_VALUES
 from utils.step import CURRENT, Batch, Output, Place, Step, forwards_of, total
 
 T = TypeVar("T")
+
+
+def draw_sizes(config, n_draws: int, tasks_seen: int) -> list[int]:
+    """Images of each of a step's draws: `minibatch_size`.
+
+    With `--current_share r` the draws have batch_size (1/r - 1) images together, rounded, so that a full batch of the
+    stream is the share r of all that a step learns from. Each draw gets as many, the first ones one more if need be.
+    """
+    if not n_draws:
+        return []
+    if config.current_share is None:
+        return [config.minibatch_size] * n_draws
+    share = Fraction(1, tasks_seen) if config.current_share == ONE_OF_TASKS_SEEN else Fraction(config.current_share)
+    together = round(config.batch_size * (1 / share - 1))
+    return [(together + later) // n_draws for later in reversed(range(n_draws))]
 
 
 class Method:
@@ -113,7 +131,8 @@ class Method:
         step.loss.backward(retain_graph=self.keeps_graph)
         self.adjust_gradients(step)
         self.optimizer.step()
-        self.remember(batch, outputs, place)
+        if place.last:
+            self.remember(batch, outputs, place)
         return step
 
     def unless_single(self, size: int, learn: Callable[[], T]) -> T | None:
@@ -137,9 +156,9 @@ class Method:
         self.left_out += 1
         return None
 
-    def draws(self, place: Place) -> dict[str, np.ndarray]:
-        """The slots of the buffer that this step replays, by the name of the draw."""
-        return {name: self.draw(name, place) for name in self.draw_names} if len(self.buffer or ()) else {}
+    def due_draws(self, place: Place) -> tuple[str, ...]:
+        """The names of the draws that this step has, as far as `--current_share` leaves each an image."""
+        return self.draw_names if len(self.buffer or ()) else ()
 
     def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], place: Place) -> dict[str, torch.Tensor]:
         """The terms of the loss with their weights, by name; they are added up in this order."""
@@ -205,15 +224,22 @@ class Method:
     def buffer_policy(cls, config, spec: StreamSpec):
         return build_policy(config, spec)
 
-    def draw(self, name: str, place: Place) -> np.ndarray:
-        return self.buffer.choose(self.config.minibatch_size, generator(self.config.seed, f"replay/{name}", place.step))
+    def draws(self, place: Place) -> dict[str, np.ndarray]:
+        """The slots of the buffer that this step replays, by the name of the draw."""
+        names = self.due_draws(place)
+        sizes = draw_sizes(self.config, len(names), place.task + 1)
+        return {name: self.draw(name, size, place) for name, size in zip(names, sizes, strict=True) if size}
+
+    def draw(self, name: str, size: int, place: Place) -> np.ndarray:
+        draw = generator(self.config.seed, f"replay/{name}", *place.address)
+        return self.buffer.choose(size, draw, balanced=self.config.balance_replay)
 
     def batches(self, batch: Batch, place: Place) -> dict[str, Batch]:
         """The stream's batch and the draws, augmented. All that the host decides goes to the device in one copy."""
         slots = self.draws(place)
         sizes = {CURRENT: len(batch)} | {name: len(chosen) for name, chosen in slots.items()}
         drawn = [
-            self.augment.draw(size, name if name == CURRENT else f"replay/{name}", place.step)
+            self.augment.draw(size, name if name == CURRENT else f"replay/{name}", *place.address)
             for name, size in sizes.items()
         ]
         sent = send_together([*drawn, *slots.values()], batch.labels.device)

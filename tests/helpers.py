@@ -27,6 +27,8 @@ def run_config(model: str = "er", norm: str = "bn", backbone: str = "mlp", **exp
     method = MODELS.get(model).build
     if method.uses_buffer:
         small |= SMALL_BUFFER
+    if "current_share" in explicit:
+        del small["minibatch_size"]
     small = {name: value for name, value in small.items() if name not in method.unused_options}
     return resolve({"model": model, "norm": norm, "backbone": backbone, "dataset": "seq-cifar10"} | small | explicit)
 

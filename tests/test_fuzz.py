@@ -38,6 +38,7 @@ INTEGERS = ["1", "2", "3", "4", "5", "7", "8", "10"]
 SHARES = ["0", "0.0", "0.1", "0.5", "1e-9", "0.999", "1", "1.0", "+0.25", " 0.5"]
 NUMBERS = [*SHARES, "2", "1e6", "100"]
 SPECIFIC = {
+    "--current_share": ["1", "1/2", "0.2", "1/T"],
     "--lr_milestones": ["none", "1", "1,2", "35,45"],
     "--probe": ["none", "weights", "stability,statistics"],
     "--checkpoint_every": ["1", "300s", "5m", "0.5h"],

@@ -54,9 +54,9 @@ def replayed_run(trace: dict):
     method = build_method(config, spec, net, CPU)
     buffer, add = method.buffer, method.buffer.add
 
-    def draw(name: str, place: Place) -> np.ndarray:
+    def draw(name: str, size: int, place: Place) -> np.ndarray:
         which = method.draw_names.index(name)
-        return released.replayed_slots(place.step, which, len(buffer), config.minibatch_size)
+        return released.replayed_slots(place.step, which, len(buffer), size)
 
     seen = []
     method.draw = draw

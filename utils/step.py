@@ -67,11 +67,20 @@ class Output:
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the run a step is; its number, counted from 0, addresses all randomness of the step."""
+    """Where in the run a step is; its number and its iteration, both counted from 0, address all its randomness.
+
+    With `--replay_iters N` every batch of the stream makes N steps: they have its number, and an iteration each.
+    """
 
     task: int
     step: int
     epoch: int = 0
+    iteration: int = 0
+    last: bool = True  # of the batch's iterations: the one that the buffer learns from
+
+    @property
+    def address(self) -> tuple[int, int]:
+        return self.step, self.iteration
 
 
 @dataclass(frozen=True)

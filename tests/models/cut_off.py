@@ -25,13 +25,15 @@ class Killed(BaseException):
 
 
 class Steps(Observer):
-    """Keeps the numbers of the steps that were done; the command is killed in one of them."""
+    """Keeps the numbers of the steps that were done; the command is killed in one of them, after its first iteration if
+    it has several."""
 
     def __init__(self, last: int | None = None):
         self.done, self.last = [], last
 
     def on_step(self, step):
-        self.done.append(step.place.step)
+        if step.place.iteration == 0:
+            self.done.append(step.place.step)
         if step.place.step == self.last:
             raise Killed
 

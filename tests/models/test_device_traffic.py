@@ -104,6 +104,7 @@ def test_a_step_waits_for_nothing_and_copies_twice(model, norm):
         {"balance_groups": "class"},
         {"balance_groups": "source"},
         {"balance_groups": "none"},
+        {"current_share": "1/3", "balance_replay": True},
     ],
 )
 def test_switches_do_not_change_that(options):

@@ -388,6 +388,10 @@ def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: d
             f"--norm {config['norm']} keeps what the first tasks left in the network, and --model {config['model']} "
             "builds a new one in every task: choose another norm, such as bn"
         )
+    if config.get("current_share") is not None:
+        if "minibatch_size" in explicit:
+            raise UsageError("--minibatch_size and --current_share both say how much is replayed: give one")
+        config["minibatch_size"] = None
     if config.get("buffer_mode") == "reservoir":
         if "ring_quota" in explicit:
             raise UsageError("--ring_quota needs --buffer_mode ring")

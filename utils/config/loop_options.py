@@ -19,6 +19,7 @@ from utils.config.options import (
     integer,
     number,
     path,
+    share,
     text,
 )
 from utils.config.plugins import PLUGINS_VARIABLE
@@ -203,6 +204,22 @@ TRAINING = (
 BUFFER = (
     Option("buffer_size", integer(1, 10**8), "images in the memory buffer"),
     Option("minibatch_size", integer(1, 10**6), "images of one replay draw", default=SameAs("batch_size")),
+    Option(
+        "current_share",
+        share,
+        "share r of the stream's batch in all that a step learns from, such as 1/5 or 0.2, or 1/T with T the tasks "
+        "seen: the draws have batch_size (1/r - 1) images together, in place of --minibatch_size each; 1: no replay",
+        neutral=None,
+    ),
+    Option("balance_replay", flag, "draw as many samples of every task in the buffer", default=False, neutral=False),
+    Option(
+        "replay_iters",
+        integer(1, 1000),
+        "optimizer steps for every batch of the stream, each with draws and augmentation of its own; the buffer gets "
+        "the batch after the last",
+        default=1,
+        neutral=1,
+    ),
     Option("buffer_mode", choice("reservoir", "ring"), "how the buffer picks what it keeps", default="reservoir"),
     Option(
         "ring_quota",

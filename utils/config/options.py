@@ -15,9 +15,11 @@ import argparse
 import errno
 import math
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 
@@ -134,6 +136,22 @@ def number(low: float = -math.inf, high: float = math.inf, *, exclusive: bool = 
 
     parse.metavar = "X"
     return parse
+
+
+ONE_OF_TASKS_SEEN = "1/T"  # a share that falls with the number of tasks seen
+
+
+def share(text: str) -> str:
+    """A share above 0 and up to 1 as a fraction in lowest terms, or `1/T`."""
+    if text == ONE_OF_TASKS_SEEN:
+        return text
+    try:
+        value = Fraction(text if re.fullmatch("[0-9./]{1,19}", text) else 0)  # no exponents: they may be enormous
+    except (ValueError, ZeroDivisionError):
+        value = Fraction(0)
+    if not 0 < value <= 1:
+        raise _refuse("a share above 0 and up to 1 such as 1/5 or 0.2, or 1/T with T the tasks seen", text)
+    return str(value)
 
 
 def choice(*names: str) -> Callable[[str], str]:

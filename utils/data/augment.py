@@ -1,6 +1,6 @@
 """Batched augmentation of uint8 images on their device: a list of parts, each with draws of its own for every sample.
 
-The draws are small and made on the host, addressed by (stream, step); a GPU gathers all images in one operation.
+The draws are small and made on the host, addressed by (stream, place); a GPU gathers all images in one operation.
 Padding is black, before normalization, as torchvision's `RandomCrop(padding=...)` on images does.
 """
 
@@ -86,7 +86,7 @@ class Flip:
 
 
 class Augment:
-    """`augment(images, stream, step)` for training, `augment.normalize(images)` for testing.
+    """`augment(images, stream, *place)` for training, `augment.normalize(images)` for testing.
 
     A training step has several batches to augment: `draw` for each, one copy of all to the device, then `apply`.
     """
@@ -110,15 +110,15 @@ class Augment:
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
         return images.to(self.scale.dtype, memory_format=self.layout).mul_(self.scale).add_(self.shift)
 
-    def __call__(self, images: torch.Tensor, stream: str, step: int) -> torch.Tensor:
-        drawn = self.draw(len(images), stream, step)
+    def __call__(self, images: torch.Tensor, stream: str, *place: int) -> torch.Tensor:
+        drawn = self.draw(len(images), stream, *place)
         return self.apply(images, drawn, *send_together([drawn], images.device))
 
-    def draw(self, count: int, stream: str, step: int) -> np.ndarray:
+    def draw(self, count: int, stream: str, *place: int) -> np.ndarray:
         """(rows of all parts, count)."""
         if not self.parts:
             return np.empty((0, count), dtype=np.int64)
-        draw = generator(self.seed, f"augment/{stream}", step)
+        draw = generator(self.seed, f"augment/{stream}", *place)
         return np.concatenate([part.draw(draw, count).astype(np.int64, copy=False) for part in self.parts])
 
     def apply(self, images: torch.Tensor, drawn: np.ndarray, drawn_on_device: torch.Tensor) -> torch.Tensor:

@@ -179,9 +179,20 @@ class Buffer:
         if self.logits is not None:
             self.logits.index_copy_(0, slots, batch.logits.index_select(0, source).to(self.logits.dtype))
 
-    def choose(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """The slots of `count` different samples, or of all there are if fewer."""
+    def choose(self, count: int, draw: np.random.Generator, *, balanced: bool = False) -> np.ndarray:
+        """The slots of `count` different samples, or of all there are if fewer; `balanced`, as many of every task as
+        of the others, as far as the buffer has them."""
+        if balanced:
+            return self._balanced(count, draw)
         return draw.choice(self._filled, min(count, len(self)), replace=False)
+
+    def _balanced(self, count: int, draw: np.random.Generator) -> np.ndarray:
+        """First one sample of every task, then a second one, and so on; the last round's tasks are drawn too."""
+        slots = draw.permutation(self._filled)
+        slots = slots[np.argsort(self.tasks_host[slots], kind="stable")]
+        _, first, sizes = np.unique(self.tasks_host[slots], return_index=True, return_counts=True)
+        turn = np.arange(len(slots)) - np.repeat(first, sizes)
+        return slots[np.lexsort((draw.random(len(slots)), turn))[:count]]
 
     def take(self, slots: np.ndarray, slots_on_device: torch.Tensor) -> Batch:
         images, labels, tasks = (

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from models.method import draw_sizes
 from utils.config.arguments import Config
 from utils.config.registry import MODELS
 from utils.data.stream import StreamSpec
@@ -47,7 +48,8 @@ def memory_estimate(config: Config, spec: StreamSpec) -> dict[str, float]:
     parts = (spec.train_sizes, spec.test_sizes)
     # Images that tasks share are held once, and transformed for the task whose turn it is.
     images = sum(2 * sizes[0] if spec.shared_images else sum(sizes) for sizes in parts)
-    samples = config.batch_size + len(MODELS.get(config.model).build.draw_names) * getattr(config, "minibatch_size", 0)
+    drawn = draw_sizes(config, len(MODELS.get(config.model).build.draw_names), spec.n_tasks)
+    samples = config.batch_size + sum(min(size, config.buffer_size) for size in drawn)
     return {
         "data": image * images,
         "buffer": buffer_bytes(config, spec),

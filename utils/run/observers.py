@@ -29,7 +29,8 @@ class Observer:
     def on_start(self, total_steps: int, done_steps: int) -> None: ...
 
     def on_step(self, step: Step) -> None:
-        """Right after it happened; what it holds is gone with the next."""
+        """Right after it happened; what it holds is gone with the next. Where a batch makes several (`--replay_iters`),
+        each is told, with its `place.iteration`; all that counts steps counts batches."""
 
     def on_log(self, event: dict[str, Any]) -> None: ...
 
@@ -64,7 +65,7 @@ class ProgressBar(Observer):
         self.bar = tqdm(total=total_steps, initial=done_steps, unit="step", dynamic_ncols=True, file=sys.stderr)
 
     def on_step(self, step):
-        self.bar.update()
+        self.bar.update(step.place.last)
 
     def on_log(self, event):
         loss = "" if event["loss"] is None else f", loss {event['loss']:.3f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,8 @@ LOOK_BACK = 5  # steps before a divergence that tell its cause
 
 @dataclass
 class Cursor:
-    """The next thing to do: this batch of this epoch of this task. `step` counts all batches so far, and
-    `ended` says whether the method's own end of the task is over."""
+    """The next thing to do: this batch of this epoch of this task. `step` counts all batches so far, whatever the
+    number of their iterations, and `ended` says whether the method's own end of the task is over."""
 
     task: int = 0
     epoch: int = 0
@@ -64,7 +64,7 @@ def explained_batches_of_one():
     except ValueError as error:
         if TOO_FEW_VALUES not in str(error):
             raise
-        raise RunFailed(f"{error}: choose a --batch_size that leaves no batch of one image") from error
+        raise RunFailed(f"{error}: choose a --batch_size that leaves no batch and no draw of one image") from error
 
 
 class Stopwatch:
@@ -107,12 +107,13 @@ class Training:
         self.points: list[dict] = []  # evaluations while training, between the ends of tasks
         self.training_time, self.wall_time = Stopwatch(), Stopwatch()
         device = next(method.net.parameters()).device
+        self.iterations = getattr(config, "replay_iters", 1)  # steps for every batch of the stream
         # Losses since the last log line stay on the device; reading them is the only wait of the loop.
-        self.losses = torch.zeros(config.log_every, dtype=torch.float64, device=device)
+        self.losses = torch.zeros(config.log_every * self.iterations, dtype=torch.float64, device=device)
         self.penalties = torch.zeros_like(self.losses)  # the norms' part of them
         self.loss_steps: list[int] = []  # the steps that they belong to
         self.before = self.losses.new_zeros(2, 0)  # both, of the last steps before that line
-        self.unlogged = 0  # steps since the last log line
+        self.unlogged = 0  # batches since the last log line
 
     # --- the run ----------------------------------------------------------------------------------------------
 
@@ -184,12 +185,10 @@ class Training:
         n_batches = min(batches_per_epoch(config, self._epoch_size(joined)), left)
         batches = self.stream.batches(cursor.task, cursor.epoch, cursor.batch, joined)
         for batch in islice(batches, n_batches - cursor.batch):
-            step = self._step(batch)
-            self._note(step)
+            self._learn(batch)
             cursor.batch += 1
             cursor.step += 1
-            self._tell("on_step", step)
-            del step  # its activations, before the next ones are made
+            self.unlogged += 1
             if self.unlogged >= config.log_every or cursor.batch == n_batches:
                 self._log(lr)
             at_end = cursor.batch == left  # which is evaluated anyway
@@ -209,10 +208,19 @@ class Training:
         size = self._epoch_size(joined)
         return steps_per_task(self.config, size) - self.cursor.epoch * batches_per_epoch(self.config, size)
 
-    def _step(self, batch: Batch) -> Step:
+    def _learn(self, batch: Batch) -> None:
+        """The steps of a batch, one after the other; none but a note of it where it must be left out."""
         cursor, method = self.cursor, self.method
-        place = Place(cursor.task, cursor.step, cursor.epoch)
-        return method.unless_single(len(batch), lambda: method.step(batch, place)) or Step(place, {CURRENT: batch})
+        for iteration in range(self.iterations):
+            place = Place(cursor.task, cursor.step, cursor.epoch, iteration, iteration == self.iterations - 1)
+            step = method.unless_single(len(batch), lambda place=place: method.step(batch, place))
+            left_out = step is None
+            step = step or Step(replace(place, last=True), {CURRENT: batch})
+            self._note(step)
+            self._tell("on_step", step)
+            del step  # its activations, before the next ones are made
+            if left_out:
+                return
 
     def _note(self, step: Step) -> None:
         if step.loss is not None:
@@ -220,7 +228,6 @@ class Training:
             if "penalty" in step.losses:
                 self.penalties[len(self.loss_steps)] = step.losses["penalty"].detach()
             self.loss_steps.append(step.place.step)
-        self.unlogged += 1
 
     # --- stopping and going on ---------------------------------------------------------------------------------
 
@@ -270,7 +277,7 @@ class Training:
         self.untrained, self.rows, self.points = state["untrained"], state["rows"], state["points"]
         self.loss_steps, self.unlogged, method.left_out = state["loss_steps"], state["unlogged"], state["left_out"]
         # One line for all of them, should `--log_every` be smaller now.
-        room = max(self.config.log_every, len(self.loss_steps) + 1)
+        room = max(self.config.log_every, self.unlogged + 1) * self.iterations
         self.losses, self.penalties = self.losses.new_zeros(room), self.losses.new_zeros(room)
         for name in ("losses", "penalties"):
             getattr(self, name)[: len(self.loss_steps)] = torch.tensor(state[name], dtype=self.losses.dtype)

@@ -252,3 +252,47 @@ def test_a_restored_buffer_goes_on_identically(mode):
         assert torch.equal(mine.logits, theirs.logits)
         assert mine.tasks.tolist() == theirs.tasks.tolist()
     assert contents(whole) != list(range(12))
+
+
+# --- balanced draws ----------------------------------------------------------------------------------------------
+
+
+def balanced_counts(held: list[int], count: int, step: int = 0, mode: str = "reservoir") -> list[int]:
+    """How many samples of each of the three tasks a balanced draw has from a buffer with so many of each."""
+    buffer, tasks = make_buffer(60, mode), np.repeat(np.arange(3), held)
+    add(buffer, np.arange(len(tasks)), generator(0, "fill"), labels=2 * tasks, tasks=tasks)
+    slots = buffer.choose(count, generator(0, "replay", step), balanced=True)
+    assert len(set(slots.tolist())) == len(slots) == min(count, sum(held))  # nothing twice
+    return np.bincount(buffer.tasks_host[slots], minlength=3).tolist()
+
+
+@pytest.mark.parametrize("mode", ["reservoir", "ring"])
+@pytest.mark.parametrize(
+    ("held", "count", "expected"),
+    [
+        ([18, 6, 9], 9, [3, 3, 3]),
+        ([15, 2, 7], 12, [5, 2, 5]),  # all there are of the second
+        ([15, 1, 7], 19, [11, 1, 7]),
+        ([15, 0, 7], 8, [4, 0, 4]),
+        ([4, 1, 2], 30, [4, 1, 2]),
+    ],
+)
+def test_balanced_draws_have_as_many_of_every_task_as_the_buffer_allows(mode, held, count, expected):
+    assert balanced_counts(held, count, mode=mode) == expected
+
+
+def test_what_is_left_over_goes_to_every_task_alike():
+    """One of three tasks gets one more, whether it has many samples or few."""
+    found = np.array([balanced_counts([30, 5, 10], 7, step) for step in range(900)])
+    assert set(map(tuple, found.tolist())) == {(3, 2, 2), (2, 3, 2), (2, 2, 3)}
+    assert stats.chisquare((found == 3).sum(0)).pvalue > 1e-3
+
+
+def test_samples_of_a_task_are_equally_likely():
+    buffer = make_buffer(20)
+    add(buffer, np.arange(20), generator(0, "fill"), tasks=np.repeat([0, 1], [15, 5]))
+    counts = np.zeros(20)
+    for step in range(3000):
+        counts[buffer.choose(6, generator(0, "replay", step), balanced=True)] += 1
+    assert stats.chisquare(counts[:15]).pvalue > 1e-3
+    assert counts[:15].sum() == counts[15:].sum() == 9000

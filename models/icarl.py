@@ -44,7 +44,7 @@ class Icarl(Method):
     scores_unseen_classes = False
     unused_options = (
         "minibatch_size", "current_share", "balance_replay", "replay_iters", "buffer_mode", "ring_quota",
-        "replay_forward",
+        "replay_forward", "eval_statistics",  # the means of exemplars are taken with the running ones
     )  # fmt: skip
 
     def __init__(self, *arguments):

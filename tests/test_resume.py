@@ -364,7 +364,7 @@ def test_unexpected_error_is_shown_with_its_traceback_and_in_the_record(results,
 
 def slow_evaluation(marker, nth):
     """The nth evaluation says that it has begun, and takes until a file `go` appears."""
-    original, count = utils.run.training.accuracies, iter(range(1000))
+    original, count = utils.run.training.evaluate, iter(range(1000))
 
     def slow(*arguments):
         if next(count) == nth:
@@ -373,7 +373,7 @@ def slow_evaluation(marker, nth):
                 time.sleep(0.01)
         return original(*arguments)
 
-    utils.run.training.accuracies = slow
+    utils.run.training.evaluate = slow
 
 
 def slow_decoding(marker, _):

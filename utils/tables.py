@@ -13,6 +13,8 @@ METRICS = {
     "aaa": "average anytime accuracy (AAA)",
     "wc_acc": "worst-case accuracy (WC-ACC)",
     "learning_accuracy": "learning accuracy",
+    "ncm": "nearest class mean (NCM)",
+    "linear_probe": "linear probe",
     "forgetting": "forgetting",
     "forgetting_as_published": "forgetting, as in the paper's table",
     "bwt": "backward transfer (BWT)",

@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.helpers import make_spec, make_stream, run_config
 from utils.data.augment import Crop, Flip
 from utils.run.build import build_method, build_network
+from utils.run.evaluation import count_right
+from utils.run.statistics import at_test_time
 from utils.step import Place
 
 DEVICE = torch.device("meta")
@@ -140,3 +142,14 @@ def test_a_copy_would_be_noticed():
 def test_a_blocking_copy_would_be_noticed():
     with no_blocking_copies(), pytest.raises(AssertionError, match="values of the host"):
         torch.tensor([1.0], device=DEVICE)
+
+
+@pytest.mark.parametrize("which", ["running", "buffer", "batch"])
+def test_an_evaluation_waits_for_nothing_until_its_end(which):
+    """Right answers and confusions of classes are counted where the network is."""
+    method, stream = in_second_task("derpp", "adab2n", eval_statistics=which)
+    method.net.eval()
+    confusion = torch.zeros(6, 6, dtype=torch.int64, device=DEVICE)
+    with torch.no_grad(), at_test_time(method):
+        right = torch.stack([count_right(method, stream, task, confusion) for task in range(3)])
+    assert (right.shape, right.device) == ((3, 2), DEVICE)

@@ -432,7 +432,7 @@ def test_a_fitting_that_is_over_is_not_repeated(tmp_path):
     """Cut off in the evaluation of the second task, the third after that of the untrained network."""
     command = [*words("adab2n"), *SMALL]
     expected = finished(tmp_path / "straight", *command)
-    with killed_in(utils.run.training, "accuracies", 3):
+    with killed_in(utils.run.training, "evaluate", 3):
         killed(tmp_path / "killed", *command)
     cursor = newest_state(tmp_path / "killed")["cursor"]
     assert (cursor["task"], cursor["step"], cursor["ended"]) == (1, 16, True)

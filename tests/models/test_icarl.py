@@ -422,7 +422,7 @@ def test_an_end_of_a_task_that_is_over_is_not_repeated(tmp_path):
     """Cut off in the evaluation of the second task, the third after that of the untrained network."""
     command = [*words("adab2n"), *SMALL]
     expected = finished(tmp_path / "straight", *command)
-    with killed_in(utils.run.training, "accuracies", 3):
+    with killed_in(utils.run.training, "evaluate", 3):
         killed(tmp_path / "killed", *command)
     with counted(Icarl, "end_task") as calls:
         found = finished(tmp_path / "killed", *command, resumed=17)

@@ -147,7 +147,7 @@ def test_a_share_replaces_the_size_of_draws_in_the_identity():
         return run_identity(resolve({"model": "er", "dataset": "seq-digits"} | flags), SPEC)
 
     plain = identity()
-    assert not {"current_share", "balance_replay", "replay_iters"} & plain.keys()
+    assert not {"current_share", "balance_replay", "replay_iters", "final_probes", "eval_statistics"} & plain.keys()
     assert identity(current_share="1/5") == plain | {"current_share": "1/5", "minibatch_size": None}
     assert identity(balance_replay=True, replay_iters=3) == plain | {"balance_replay": True, "replay_iters": 3}
 
@@ -274,7 +274,7 @@ def test_one_iteration_is_the_run_that_there_was(tmp_path):
     words = ["--model", "derpp", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8"]
     words += ["--batch_size", "60", "--debug_mode"]
     plain = runner(tmp_path / "plain")(*words)
-    named = runner(tmp_path / "named")(*words, "--replay_iters", "1")
+    named = runner(tmp_path / "named")(*words, "--replay_iters", "1", "--eval_statistics", "running")
     assert named.record["run"] == plain.record["run"]
     assert named.record["results"] == plain.record["results"]
 

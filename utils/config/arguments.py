@@ -392,6 +392,10 @@ def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: d
         if "minibatch_size" in explicit:
             raise UsageError("--minibatch_size and --current_share both say how much is replayed: give one")
         config["minibatch_size"] = None
+    if config.get("eval_statistics") == "buffer" and not model.uses_buffer:
+        raise UsageError(
+            f"--eval_statistics buffer is for methods with a memory buffer; --model {config['model']} has none"
+        )
     if config.get("buffer_mode") == "reservoir":
         if "ring_quota" in explicit:
             raise UsageError("--ring_quota needs --buffer_mode ring")

@@ -181,6 +181,22 @@ TRAINING = (
         neutral=None,
     ),
     Option(
+        "eval_statistics",
+        choice("running", "buffer", "batch"),
+        "what norm layers normalize with at test time: their running statistics, those of one pass over the buffer, or "
+        "those of the test batch",
+        default="running",
+        neutral="running",
+    ),
+    Option(
+        "final_probes",
+        flag,
+        "at the end, how good the embedding is: accuracy of the buffer's nearest class mean (NCM), and of a linear "
+        "classifier fitted to all training data",
+        default=False,
+        neutral=False,
+    ),
+    Option(
         "optimizer",
         choice("sgd", "adam", "adamw"),
         "what makes steps of gradients; default learning rates are SGD's",

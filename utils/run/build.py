@@ -16,6 +16,7 @@ from utils.data.random import torch_seed
 from utils.data.stream import Stream, StreamSpec
 from utils.device import memory_format, memory_of
 from utils.errors import UsageError
+from utils.run.statistics import statistical
 
 if TYPE_CHECKING:
     from utils.config.arguments import Config
@@ -89,6 +90,8 @@ def build_network(config: Config, spec: StreamSpec, device: torch.device, weight
             net = backbone.build(spec.image_shape, spec.n_classes, factory, **owned(backbone, config))
         except RuntimeError as error:  # torch's word for too large
             raise UsageError(f"the network cannot be built: {str(error).splitlines()[0]}; make it smaller") from error
+    if getattr(config, "eval_statistics", "running") != "running":
+        statistical(net, f"--eval_statistics {config.eval_statistics}")
     if not on_paper:
         net.norms.check_device(device)
     with told_if_too_large("the network"):

@@ -75,6 +75,11 @@ def worst_case_accuracy(points: list[list[list[float]]]) -> float | None:
     return None if lowest is None else points[-1][-1][-1] / k + (1 - 1 / k) * lowest
 
 
+def per_class(confusion: list[list[int]]) -> list[float | None]:
+    """Accuracy (%) of every class, from how many of its images (a row) were taken for each; None if there are none."""
+    return [100 * row[i] / sum(row) if any(row) else None for i, row in enumerate(confusion)]
+
+
 def summary(
     a: Matrix, untrained: list[float] | None, points: list[list[list[float]]] | None = None
 ) -> dict[str, float | None]:

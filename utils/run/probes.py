@@ -23,12 +23,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from backbone.network import Network
 from backbone.norms.batch_norm_family import WeightedBatchNorm
 from models.method import Method
 from utils.errors import RunFailed, UsageError
 from utils.files import write_atomically
 from utils.run.observers import Observer
+from utils.run.statistics import norm_layers, of_batch, statistical
 from utils.step import Normalization, Output, Step
 
 
@@ -82,12 +82,6 @@ class Probe(Observer):
         place = rows.pop("place", np.empty((0, 2), np.int64))
         layers = np.array([name for name, _ in self.layers])
         return rows | {"step": place[:, 0], "task": place[:, 1], "layers": layers}
-
-
-def norm_layers(net: Network) -> list[tuple[str, nn.Module]]:
-    """Those that the network's factory built, in their order, with their names in the network."""
-    found = [(name, module) for name, module in net.named_modules() if hasattr(module, "norm_number")]
-    return sorted(found, key=lambda pair: pair[1].norm_number)
 
 
 # --- stability --------------------------------------------------------------------------------------------------------
@@ -156,19 +150,6 @@ def affine_of(layer: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor | No
 # --- statistics -------------------------------------------------------------------------------------------------------
 
 
-def statistical(layers: list[tuple[str, nn.Module]], probe: str) -> list[nn.Module]:
-    """The part of every norm layer that has batch and running statistics."""
-    found = []
-    for _, layer in layers:
-        parts = [part for part in layer.modules() if isinstance(part, _BatchNorm | WeightedBatchNorm)]
-        if len(parts) != 1:
-            raise UsageError(
-                f"--probe {probe} needs a norm with batch and running statistics, as bn, cn and adab2n have"
-            )
-        found += parts
-    return found
-
-
 def length(vectors) -> torch.Tensor:
     """(layers,) Euclidean norms."""
     return torch.stack(torch._foreach_norm([vector.detach() for vector in vectors])).double()
@@ -179,7 +160,7 @@ class Statistics(Probe):
 
     def __init__(self, method: Method, every: int = 1):
         super().__init__(method, every)
-        self.parts = statistical(self.layers, self.name)
+        self.parts = statistical(method.net, f"--probe {self.name}")
         for number, part in enumerate(self.parts):
             if isinstance(part, _BatchNorm):  # which does not say what it computed
                 part.register_forward_pre_hook(partial(self._compute, number))
@@ -190,9 +171,7 @@ class Statistics(Probe):
     @torch.no_grad()
     def _compute(self, number: int, part: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         if part.training:
-            activation = inputs[0].to(torch.promote_types(inputs[0].dtype, torch.float32))
-            over = [0, *range(2, activation.ndim)]
-            self.seen[number].append((activation.mean(over), activation.var(over, correction=0)))
+            self.seen[number].append(of_batch(inputs[0]))
 
     def measure(self, step):
         forwards = [norms for norms, _ in forwards_with_batches(step.outputs) if norms.layers]
@@ -217,7 +196,7 @@ class TaskWeights(Probe):
 
     def __init__(self, method: Method, every: int = 1):
         super().__init__(method, every)
-        self.parts = statistical(self.layers, self.name)
+        self.parts = statistical(method.net, f"--probe {self.name}")
         # (tasks, layers): how much of each task is in the running statistics.
         self.effective = torch.zeros(self.n_tasks, len(self.parts), dtype=torch.float64, device=self.device)
         for number, part in enumerate(self.parts):

@@ -24,6 +24,7 @@ from utils.run.sources import changed_sources, shortened, sources_of
 from utils.tables import accuracy_table, reservation_lines
 
 METHOD = "method"  # the method's own state, as bytes of `torch.save`
+HOW_TO_EVALUATE = ("eval_statistics",)  # these may differ from what the network was made with
 
 
 def save_model(path: Path, method: Method) -> None:
@@ -86,20 +87,22 @@ def load_saved(path: Path) -> tuple[dict, dict[str, torch.Tensor]]:
 
 
 def evaluate_saved(explicit: dict) -> int:
-    """The network's own configuration holds; flags may only say what to run on, and where the data are if they are no
-    longer where they were."""
+    """The network's own configuration holds; flags may only say what to run on, how to evaluate, and where the data are
+    if they are no longer where they were."""
     path = Path(explicit["eval_only"])
     about, tensors = load_saved(path)
     for name, registry in SELECTORS.items():  # before its flags, which are unknown where a plug-in is missing
         registry.get(str(about["config"].get(name)))
     made_by = parse(as_words(about["config"]))
     for name, value in explicit.items():
-        if name in about["config"] and value != made_by.get(name):
+        if name in about["config"] and name not in HOW_TO_EVALUATE and value != made_by.get(name):
             raise UsageError(
                 f"--{name} {value} contradicts {path}, which was made with {about['config'][name]}: leave it out"
             )
     there = {name: where for name, where in about.get("where", {}).items() if os.path.exists(where)}
     config = resolve(made_by | there | explicit)
+    if getattr(config, "eval_statistics", "running") == "buffer":
+        raise UsageError(f"{path} has no buffer: give --eval_statistics running or batch")
     device = set_up_device(config)
     data = Data(config)
     if data.spec.fingerprint != about.get("data"):

@@ -16,7 +16,8 @@ from models.method import Method
 from utils.data.stream import Stream
 from utils.errors import TOO_FEW_VALUES, RunFailed
 from utils.run import metrics
-from utils.run.evaluation import accuracies
+from utils.run.evaluation import evaluate
+from utils.run.final_probes import final_probes
 from utils.run.signals import Signals
 from utils.step import CURRENT, Batch, Place, Step
 
@@ -105,6 +106,7 @@ class Training:
         self.untrained: dict[str, list[float]] = {}
         self.rows: dict[str, list[list[float]]] = {}
         self.points: list[dict] = []  # evaluations while training, between the ends of tasks
+        self.confusion: torch.Tensor | None = None  # of the last task's end
         self.training_time, self.wall_time = Stopwatch(), Stopwatch()
         device = next(method.net.parameters()).device
         self.iterations = getattr(config, "replay_iters", 1)  # steps for every batch of the stream
@@ -121,7 +123,7 @@ class Training:
         """Train through the stream, from a checkpoint's state if there is one; returns results as plain data."""
         self.wall_time.start()
         if state is None:
-            self.untrained = self._evaluate(range(self.stream.spec.n_tasks))
+            self.untrained, _ = self._evaluate(range(self.stream.spec.n_tasks))
         else:
             self.load_state_dict(state)
         self._tell("on_start", self.n_steps(), self.cursor.step)
@@ -329,8 +331,8 @@ class Training:
         event = {"step": self.cursor.step, "task": self.cursor.task, "epoch": self.cursor.epoch}
         self._tell("on_log", event | {"loss": float(losses.mean()) if len(losses) else None, "lr": lr})
 
-    def _evaluate(self, tasks) -> dict[str, list[float]]:
-        return accuracies(self.method, self.stream, tasks)
+    def _evaluate(self, tasks) -> tuple[dict[str, list[float]], torch.Tensor]:
+        return evaluate(self.method, self.stream, tasks)
 
     def _evaluate_task(self) -> None:
         """After task i the tasks up to i + 1 are tested: the next one too, for forward transfer where that exists."""
@@ -338,7 +340,7 @@ class Training:
         task = self.cursor.task
         self._check_weights()
         trained = last if joint else task + 1
-        results = self._evaluate(range(min(trained + self.method.scores_unseen_classes, last)))
+        results, self.confusion = self._evaluate(range(min(trained + self.method.scores_unseen_classes, last)))
         for setting, row in results.items():
             self.rows.setdefault(setting, []).append(row)
         means = {setting: metrics.mean(row[:trained]) for setting, row in results.items()}
@@ -348,7 +350,7 @@ class Training:
         """While a task is trained, on the tasks seen so far."""
         self.training_time.stop()
         joint, task = len(self.stream.train_sizes) == 1, self.cursor.task
-        results = self._evaluate(range(self.stream.spec.n_tasks if joint else task + 1))
+        results, _ = self._evaluate(range(self.stream.spec.n_tasks if joint else task + 1))
         point = {"step": self.cursor.step, "task": task, "accuracy": results}
         self.points.append(point)
         self._tell("on_point", point | {"mean": {setting: metrics.mean(row) for setting, row in results.items()}})
@@ -363,7 +365,8 @@ class Training:
         return [[*within, rows[i] if joint else rows[i][: i + 1]] for i, within in enumerate(found)]
 
     def _outcome(self) -> dict:
-        results, scored = {}, self.method.scores_unseen_classes
+        results, scored, confusion = {}, self.method.scores_unseen_classes, self.confusion.tolist()
+        probed = final_probes(self.method, self.stream) if self.config.final_probes else {}
         for setting, rows in self.rows.items():
             n_tasks = self.stream.spec.n_tasks
             matrix = [row + [None] * (n_tasks - len(row)) for row in rows]
@@ -372,8 +375,11 @@ class Training:
                 "untrained": self.untrained[setting],
                 "metrics": metrics.summary(
                     matrix, self.untrained[setting] if scored else None, self._points_by_task(setting)
-                ),
+                )
+                | probed.get(setting, {}),
             }
+            if setting != "task_il":  # where all classes compete
+                results[setting] |= {"per_class": metrics.per_class(confusion), "confusion": confusion}
             if self.config.eval_every:
                 results[setting]["points"] = [point | {"accuracy": point["accuracy"][setting]} for point in self.points]
         return {

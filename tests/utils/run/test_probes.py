@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from torch.nn import functional as F
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config
 from tests.models.cut_off import Killed, Steps, watched_by
 from utils.errors import UsageError
-from utils.run.probes import PROBES, Stability, Statistics, TaskWeights, norm_layers, read_recording
+from utils.run.folder import RunFolder
+from utils.run.probes import PROBES, Stability, Statistics, TaskWeights, read_recording
+from utils.run.statistics import norm_layers
 from utils.run.training import Training
 from utils.step import CURRENT, Place
 
@@ -274,6 +277,17 @@ def test_a_run_that_is_cut_off_has_the_same_recordings(probed, tmp_path):
         one, other = read_recording(again.folder, name), read_recording(probed.folder, name)
         assert one.keys() == other.keys()
         assert all(np.array_equal(one[key], other[key]) for key in one), name
+
+
+def test_a_repeated_run_may_say_more_but_nothing_else():
+    before = {"class_il": {"matrix": [[50.0]], "metrics": {"faa": 50.0}}}
+
+    def agrees(**changes):
+        return RunFolder.agrees(SimpleNamespace(before={"results": before}), {"results": changes})
+
+    assert agrees(class_il=before["class_il"] | {"confusion": [[1, 1], [0, 0]]})
+    assert not agrees(class_il=before["class_il"] | {"matrix": [[49.0]]})
+    assert not agrees(task_il=before["class_il"])
 
 
 def test_missing_recordings_repeat_the_run_which_must_agree(tmp_path):

@@ -169,6 +169,29 @@ def table6(preset):
                    ("table6", "Time (cuDNN)", in_paper(norm)))  # fmt: skip
 
 
+SHARES = ("1", "1/2", "1/5", "1/10", "1/12", "1/15", "1/20", "1/T")
+
+
+@plan(
+    "table7", "Share r of the current task in a batch",
+    note="The paper names neither method nor memory, norm or forward: DER++ and ER-ACE with BN, the memory in the rows "
+    "and a joint forward, without which there is no batch to have a share in, are ours. Captioned Split CIFAR-10, but "
+    "Class-IL of 3 % is below chance for ten classes: both readings stand beside the one published number. A draw is "
+    "never larger than the buffer.",
+)  # fmt: skip
+def table7(preset):
+    buffer = preset.data["cifar10"].buffers[0]
+    for key in ("cifar10", "cifar100-10"):
+        for model in ("derpp", "er_ace") if key in preset.data else ():
+            for setting, name in SETTINGS.items():
+                for share in SHARES:
+                    flags = (("replay_forward", "joint"), ("current_share", share))
+                    # Every row is a group of its own: what is compared are its columns.
+                    row = f"{preset.data[key].title}, M = {buffer}, {METHODS[model]} w/ BN, {name}"
+                    yield Cell(row, row, (f"r = {share}",), Experiment(model, "bn", key, buffer, flags), faa(setting),
+                               ("table7", f"{name} ACC", share))  # fmt: skip
+
+
 @plan(
     "table8", "Fine-tuning and joint training",
     note_on=("cifar100-10", "Captioned Split CIFAR-10, but fine-tuned Class-IL of 5.8 % is below chance for ten "
@@ -292,10 +315,7 @@ def table11(preset):
     yield from _online(preset, "table11", ("results", TASK_IL, "metrics", "forgetting_as_published"))
 
 
-for missing in (
-    Unavailable("table7", "Share r of the current task in a batch", "the share of the current task as a knob"),
-    Unavailable("table9", "ImageNet-sub, Permuted MNIST and DomainNet", "those data sets"),
-):
+for missing in (Unavailable("table9", "ImageNet-sub, Permuted MNIST and DomainNet", "those data sets"),):
     PLANS[missing.id] = missing
 
 

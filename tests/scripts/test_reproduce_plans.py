@@ -22,8 +22,8 @@ from utils.run.build import build_network
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 AVAILABLE = [plan for plan in PLANS.values() if isinstance(plan, Plan)]
 IN_PAPER = {
-    "table2": 288, "table3": 288, "table4": 27, "table6": 12, "table8": 36, "table10": 135, "table11": 288,
-    "fig1": 3, "fig2": 216, "fig3": 48, "fig4": 4, "fig5": 216, "fig6": 4, "fig7": 4,
+    "table2": 288, "table3": 288, "table4": 27, "table6": 12, "table7": 96, "table8": 36, "table10": 135,
+    "table11": 288, "fig1": 3, "fig2": 216, "fig3": 48, "fig4": 4, "fig5": 216, "fig6": 4, "fig7": 4,
 }  # fmt: skip
 
 
@@ -34,9 +34,7 @@ def selection(preset=PAPER, mode="fixed", seeds=None, **folders) -> Selection:
 def test_every_table_and_figure_of_the_paper_is_listed():
     with_numbers = {f"table{number}" for number in (2, 3, 4, 6, 7, 8, 9, 10, 11)}
     assert set(PLANS) == with_numbers | {f"fig{number}" for number in range(1, 8)}
-    assert {id for id, plan in PLANS.items() if isinstance(plan, Unavailable)} == {
-        "table7", "table9",
-    }  # fmt: skip
+    assert {id for id, plan in PLANS.items() if isinstance(plan, Unavailable)} == {"table9"}
 
 
 @pytest.mark.parametrize("plan", AVAILABLE, ids=lambda plan: plan.id)
@@ -46,9 +44,9 @@ def test_number_of_runs(plan):
 
 
 def test_runs_are_shared_between_plans():
-    """613 instead of 1569: Tables 2, 3, 10 and 11 have the same ones, the figures most of theirs."""
+    """709 instead of 1665: Tables 2, 3, 10 and 11 have the same ones, the figures most of theirs."""
     runs, _ = needed(AVAILABLE, selection())
-    assert (len(runs), sum(IN_PAPER.values())) == (613, 1569)
+    assert (len(runs), sum(IN_PAPER.values())) == (709, 1665)
     recorded = {run.probes for run in runs.values() if run.probes}
     assert recorded == {
         ("stability", "statistics"),
@@ -58,15 +56,27 @@ def test_runs_are_shared_between_plans():
 
 def test_smoke_is_small():
     runs, _ = needed(AVAILABLE, selection(SMOKE))
-    assert len(runs) == 100
+    assert len(runs) == 116
     assert {run.known_options["dataset"] for run in runs.values()} == {"seq-digits"}
 
 
 def test_every_published_number_of_an_available_table_has_its_cell():
     for plan in AVAILABLE:
-        if plan.id in ("table2", "table3", "table4", "table8", "table11"):
+        if plan.id in ("table2", "table3", "table4", "table7", "table8", "table11"):
             cells = {cell.published[1:] for cell in plan.cells(PAPER)}
             assert cells == set(published(plan.id)), plan.id
+
+
+def test_table_of_shares_has_both_readings_in_joint_batches_with_one_memory():
+    cells = list(PLANS["table7"].cells(PAPER))
+    assert {(cell.experiment.model, cell.experiment.data) for cell in cells} == {
+        (model, data) for model in ("derpp", "er_ace") for data in ("cifar10", "cifar100-10")
+    }
+    assert {(cell.experiment.norm, cell.experiment.buffer) for cell in cells} == {("bn", 500)}
+    flags = dict(cells[2].experiment.flags)
+    assert (cells[2].column, flags) == (("r = 1/5",), {"replay_forward": "joint", "current_share": "1/5"})
+    assert cells[2].published == ("table7", "Task-IL ACC", "1/5")
+    assert len(needed([PLANS["table7"]], selection(SMOKE))[0]) == 16  # on what stands for CIFAR-10 alone
 
 
 def test_cells_of_other_presets_never_name_the_papers_data():
@@ -104,7 +114,7 @@ def test_command_of_a_run_is_what_main_takes():
 def test_further_norms_are_rows_of_every_table_of_accuracies():
     preset = replace(SMOKE, also=("bnt",))
     more, _ = needed(AVAILABLE, selection(preset))
-    assert len(more) == 100 + 8 + 3 + 2 + 8 + 8  # online, offline, fine-tuning and joint, batch size, buffer
+    assert len(more) == 116 + 8 + 3 + 2 + 8 + 8  # online, offline, fine-tuning and joint, batch size, buffer
     assert {run.known_options["norm"] for run in more.values()} == {"bn", "ln", "in", "gn", "cn", "adab2n", "bnt"}
     for id in ("table2", "table3", "table4", "table8", "table11"):
         rows = [cell.row for cell in PLANS[id].cells(preset)]

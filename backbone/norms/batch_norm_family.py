@@ -19,7 +19,7 @@ from torch import nn
 
 from backbone.norms.group_norm import EPS
 from backbone.norms.kernels.weighted import UNIFORM, Normalized, SampleWeights, no_autocast, reference
-from backbone.norms.shared import ForwardPass, SharedNormState
+from backbone.norms.shared import BatchStatistics, ForwardPass, SharedNormState
 from utils.config.options import Option, choice
 from utils.errors import TOO_FEW_VALUES, UsageError
 from utils.step import Normalization
@@ -221,7 +221,7 @@ class Groups:
         return self.of_sample.unsqueeze(1) == self.of_sample
 
 
-class WeightedBatchNorm(nn.Module):
+class WeightedBatchNorm(BatchStatistics):
     """One layer: scale, shift, running statistics and the counters of their momentum."""
 
     def __init__(self, channels: int, shared: BatchNormFamily):

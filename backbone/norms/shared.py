@@ -26,6 +26,11 @@ class ForwardPass:
         self.report = Normalization()  # one of its own: forwards are told apart by it
 
 
+class BatchStatistics(nn.Module):
+    """A layer of our own with buffers as torch's batch norm has them, `running_mean` and `running_var`, which it
+    normalizes with in eval mode once it has counted `updates`."""
+
+
 class SharedNormState(nn.Module):
     options: tuple[Option, ...] = ()
 

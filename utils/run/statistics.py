@@ -16,13 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from backbone.network import Network
-from backbone.norms.batch_norm_family import WeightedBatchNorm
+from backbone.norms.shared import BatchStatistics
 from models.method import Method
 from utils.data.random import generator
 from utils.data.stream import chunks, concatenated, picked
@@ -43,7 +42,7 @@ def statistical(net: Network, who_asks: str) -> list[nn.Module]:
     """The part of every norm layer that has batch and running statistics."""
     found = []
     for _, layer in norm_layers(net):
-        parts = [part for part in layer.modules() if isinstance(part, _BatchNorm | WeightedBatchNorm)]
+        parts = [part for part in layer.modules() if isinstance(part, _BatchNorm | BatchStatistics)]
         if len(parts) != 1:
             raise UsageError(f"{who_asks} needs a norm with batch and running statistics, as bn, cn and adab2n have")
         found += parts
@@ -86,7 +85,7 @@ def at_test_time(method: Method) -> Iterator[None]:
 def _take(part: nn.Module, mean: torch.Tensor, var: torch.Tensor) -> None:
     part.running_mean.copy_(mean)
     part.running_var.copy_(var)
-    if isinstance(part, WeightedBatchNorm):
+    if isinstance(part, BatchStatistics):
         part.updates.fill_(1)  # a layer without updates would not believe its variance
 
 
@@ -131,5 +130,5 @@ def in_test_order(method: Method, batches: Iterator[Batch], *place: int) -> Iter
     if chosen(method) != "batch":
         return batches
     data = concatenated(list(batches))
-    order: np.ndarray = generator(method.config.seed, "test_order", *place).permutation(len(data))
+    order = generator(method.config.seed, "test_order", *place).permutation(len(data))
     return chunks(picked(data, order, to_device(order, data.labels.device)), EVALUATION_BATCH)

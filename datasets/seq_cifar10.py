@@ -1,6 +1,6 @@
 """`seq-cifar10`: Split CIFAR-10, 5 tasks of 2 classes, buffers of 500 or 2,000 images (Tables 2 and 3)."""
 
-from datasets.cifar import Cifar
+from datasets.cifar import LAMBDA_OF_DERPP, Cifar
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS
 from utils.config.options import ByFidelity, Rule, at_least
 from utils.config.registry import DATASETS
@@ -17,6 +17,7 @@ DERPP = ("derpp", "derpp_lider")
         Rule({"lr": ByFidelity(official=0.1, paper=0.03)}, when={"model": ("sgd", "joint")}),
         Rule({"alpha": 0.2, "beta": 0.5}, when={"model": DERPP}),
         Rule({"alpha": 0.1, "beta": 1.0}, when={"model": DERPP, "buffer_size": at_least(2000)}),
+        *LAMBDA_OF_DERPP,
     ),
 )
 class SeqCifar10(Cifar):

@@ -1,6 +1,6 @@
 """`seq-cifar100`: Split CIFAR-100, 20 tasks of 5 classes as in the text; the released code has `--n_tasks 10`."""
 
-from datasets.cifar import Cifar
+from datasets.cifar import LAMBDA_OF_DERPP, Cifar
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
@@ -14,6 +14,7 @@ from utils.config.registry import DATASETS
         Rule({"n_tasks": 20, "buffer_size": 2000, "lr": 0.03}),
         Rule({"alpha": 0.1, "beta": 0.5}, when={"model": ("derpp", "derpp_lider")}),
         Rule({"lr_milestones": (35, 45), "lr_factor": 0.1}, when={"scenario": "offline"}),
+        *LAMBDA_OF_DERPP,
     ),
 )
 class SeqCifar100(Cifar):

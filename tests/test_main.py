@@ -880,6 +880,10 @@ def test_settings_of_adab2n():
     assert resolved(norm="adab2n", dataset="seq-miniimg").lambd == 1e-3
     assert resolved(norm="adab2n", dataset="seq-miniimg", lambd=2.0).lambd == 2.0
     assert resolved(norm="gn", dataset="seq-cifar100").groups == 32
+    for dataset in ("seq-cifar10", "seq-cifar100"):
+        assert resolved(model="derpp", norm="adab2n", dataset=dataset).lambd == 0.1
+        assert resolved(model="derpp", norm="adab2n", dataset=dataset, penalty_norm="sum").lambd == 0.001
+    assert resolved(model="derpp", norm="adab2n", dataset="seq-digits").lambd == 0.01
 
 
 @pytest.mark.parametrize(("model", "norm", "forward"), [

@@ -85,7 +85,7 @@ def about(command: argparse.ArgumentParser, ids: str = IDS) -> None:
     command.add_argument("--seeds", help="such as 0-4 or 0,1,2 (default: the preset's)")
     command.add_argument(
         "--select",
-        choices=["fixed", "validation", "test"],
+        choices=["fixed", "validation", "first_tasks", "other", "test"],
         help="how kappa and lambda are chosen (default: as in the last `run`; fixed)",
     )
     command.add_argument("--kappa", type=number(0, 1), help="for --select fixed")

@@ -31,11 +31,11 @@ from utils.tables import aligned, duration
 
 
 def show_list(arguments) -> int:
-    plans, unavailable, selection = set_up(arguments)
+    plans, selection = set_up(arguments)
     runs = selection.runs
     speed = Speed(runs)
     rows = [["", "runs", "done", "running", "failed", "missing", "hours left"]]
-    width = max(len(plan.id) for plan in [*plans, *unavailable])
+    width = max(len(plan.id) for plan in plans)
     for plan in [*plans, None]:
         found, waiting = needed(plans if plan is None else [plan], selection)
         states = Counter(runs.state(run) for run in found.values())
@@ -52,8 +52,6 @@ def show_list(arguments) -> int:
         print(f"hours of {text}")
     for text in untrusted(runs):
         print(f"warning: {text}", file=sys.stderr)
-    for plan in unavailable:
-        print(f"{plan.id:{width}} {plan.title}: not yet available, needs {plan.needs}")
     if any(row[1].endswith("+") for row in rows[1:]):
         print("+: more follow when the grid is finished and a winner is known")
     return 0
@@ -74,7 +72,7 @@ SHOWN = 20  # of the runs that have not begun
 
 
 def show_status(arguments) -> int:
-    plans, _, selection = set_up(arguments)
+    plans, selection = set_up(arguments)
     runs = selection.runs
     found, waiting = needed(plans, selection)
     states = {name: runs.state(run) for name, run in found.items()}
@@ -102,9 +100,7 @@ def show_status(arguments) -> int:
 
 
 def run_missing(arguments) -> int:
-    plans, unavailable, selection = set_up(arguments)
-    if not plans:
-        raise UsageError(f"{unavailable[0].id} is not yet available: it needs {unavailable[0].needs}")
+    plans, selection = set_up(arguments)
     refuse_flags_of_other_launchers(arguments)
     outcome, checked = Outcome(), set()
     while True:
@@ -301,7 +297,7 @@ def work(arguments) -> int:
 
 
 def show_claims(arguments) -> int:
-    _, _, selection = set_up(arguments)
+    _, selection = set_up(arguments)
     for claim in CLAIMS.values():
         verdict = judge(claim, selection)
         statement, source, found, n, difference, interval, wins, cells = words(verdict)
@@ -315,7 +311,7 @@ def show_claims(arguments) -> int:
 
 def keep_records(arguments) -> int:
     """Records of the chosen plans, finished or failed, beside the code; those that are there stay as they are."""
-    plans, _, selection = set_up(arguments)
+    plans, selection = set_up(arguments)
     runs = selection.runs
     found, _ = needed(plans, selection)
     kept, failed = [], []

@@ -27,7 +27,7 @@ class Preset:
     kappas: tuple[float, ...]
     data: dict[str, Data]  # the keys that plans use; a preset may lack some
     differs: str = ""  # from the paper; where it does, differences to the published numbers mean nothing
-    flags: dict[str, Any] = field(default_factory=dict)  # of every run
+    flags: dict[str, Any] = field(default_factory=dict)  # of every run of the ResNet
     offline: dict[str, Any] = field(default_factory=dict)
     large_batch: int = 32
     eval_every: int = 100  # steps, where accuracy while training is shown
@@ -55,6 +55,7 @@ PAPER = Preset(
             "Split CIFAR-100 in 10 tasks", {"dataset": "seq-cifar100", "n_tasks": 10}, (2000, 5000), CIFAR_LAMBDAS
         ),
         "miniimg": Data("Split Mini-ImageNet", {"dataset": "seq-miniimg"}, (2000, 5000), MINI_LAMBDAS),
+        "perm-mnist": Data("Permuted MNIST", {"dataset": "perm-mnist"}, (500,), CIFAR_LAMBDAS),
     },
 )
 
@@ -67,6 +68,7 @@ NARROW = replace(
     flags={"num_filters": 16, "groups": 8},
 )
 
+PERMUTED_DIGITS = Data("Permuted digits, 20 tasks", {"dataset": "perm-digits"}, (200,), (0.1, 1.0))
 OTHER_DATA = "The columns are what they say, not the paper's data sets."
 _FOLDER = {"dataset": "seq-folder", "num_filters": 16, "groups": 16, "test_per_class": 500}
 CPU = Preset(
@@ -84,6 +86,7 @@ CPU = Preset(
             "Folder, 5 tasks, 200 images a class", _FOLDER | {"n_tasks": 5, "train_per_class": 200}, (100, 200),
             CIFAR_LAMBDAS,
         ),
+        "perm-mnist": PERMUTED_DIGITS,
     },
     offline={"n_epochs": 10},
 )  # fmt: skip
@@ -99,6 +102,7 @@ SMOKE = Preset(
         "cifar10": Data("Digits, 5 tasks", _DIGITS | {"n_tasks": 5}, (50, 200), (0.1, 1.0)),
         "cifar100": Data("Digits, 2 tasks", _DIGITS | {"n_tasks": 2}, (50, 200), (0.1, 1.0)),
         "offline": Data("Digits, 5 tasks", _DIGITS | {"n_tasks": 5}, (50,), (0.1, 1.0)),
+        "perm-mnist": PERMUTED_DIGITS,
     },
     offline={"n_epochs": 2},
     eval_every=5,

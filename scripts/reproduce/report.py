@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.reproduce import claims
-from scripts.reproduce.plans import METHODS, SETTINGS, Unavailable, title_of
+from scripts.reproduce.plans import METHODS, SETTINGS, title_of
 from scripts.reproduce.results import NOTABLE, Result, Table
 from scripts.reproduce.style import CSS
 from utils.packages import needed
@@ -25,6 +25,8 @@ TEMPLATES = Path(__file__).with_name("templates")
 SELECTION_WORDS = {
     "fixed": "κ and λ are fixed: the framework's defaults, or those given.",
     "validation": "κ and λ were chosen on held-out training data, per data set, method and memory size.",
+    "first_tasks": "κ and λ were chosen on held-out training data of the stream's first tasks.",
+    "other": "κ and λ were chosen on held-out training data of another data set.",
     "test": "κ and λ were chosen ON THE TEST SET, as the authors apparently did: the numbers of AdaB²N are too good.",
 }
 
@@ -52,7 +54,6 @@ class Report:
     tables: list[Table]
     facts: list[str]
     problems: list[str]
-    unavailable: list[Unavailable]
     verdicts: list[claims.Verdict]
     pictures: list[Picture]
     scale: str = ""  # preset, seeds and network, for captions
@@ -184,7 +185,7 @@ def html(report: Report, folder: Path) -> str:
     cells = [result for table in report.tables for result in table.results.values()]
     return _filled(
         "report.html",
-        css=CSS, facts=report.facts, problems=report.problems, unavailable=report.unavailable,
+        css=CSS, facts=report.facts, problems=report.problems,
         tables=[shown(table, report.scale, folder) for table in report.tables],
         ids=[table.id for table in report.tables],
         figures=[picture.inlined() for picture in report.pictures],
@@ -198,7 +199,7 @@ def html(report: Report, folder: Path) -> str:
 def page_of_markdown(report: Report) -> str:
     return _filled(
         "report.md",
-        facts=report.facts, problems=report.problems, unavailable=report.unavailable, tables=report.tables,
+        facts=report.facts, problems=report.problems, tables=report.tables,
         verdicts=[claims.words(verdict) for verdict in report.verdicts], claim_head=claims.HEAD,
         markdown=lambda table: markdown(table, report.scale),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 from scripts.reproduce import report as writing
 from scripts.reproduce.claims import CLAIMS, judge
 from scripts.reproduce.display import duration
-from scripts.reproduce.plans import PLANS, Plan, Unavailable
+from scripts.reproduce.plans import PLANS, Plan
 from scripts.reproduce.request import set_up
 from scripts.reproduce.results import Table, tabulate, warnings
 from scripts.reproduce.runs import Runs
@@ -16,11 +16,9 @@ from scripts.reproduce.selection import Selection
 from utils.errors import UsageError
 from utils.run.sources import shortened
 
-UNAVAILABLE = {id for id, plan in PLANS.items() if isinstance(plan, Unavailable)}
-
 
 def write_report(arguments) -> int:
-    plans, unavailable, selection = set_up(arguments)
+    plans, selection = set_up(arguments)
     preset = selection.runs.preset
     tables = [tabulate(plan, selection) for plan in plans]
     problems = [*untrusted(selection.runs), *warnings(tables)]
@@ -43,7 +41,7 @@ def write_report(arguments) -> int:
     try:
         pictures = drawn(plans, selection, folder / "figures", scale)
         verdicts = [judge(claim, selection) for claim in CLAIMS.values()] if "all" in arguments.ids else []
-        report = writing.Report(tables, facts, problems, unavailable, verdicts, pictures, scale)
+        report = writing.Report(tables, facts, problems, verdicts, pictures, scale)
         page = writing.write(folder, report)
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}; set --output") from None
@@ -75,7 +73,7 @@ def drawn(plans: list[Plan], selection: Selection, folder: Path, scale: str) -> 
     from scripts.figures.catalogue import FIGURES, compares, draw, forest_of
 
     ids = {plan.id for plan in plans}
-    further = {id for id in FIGURES if id not in PLANS} if {*PLANS} <= ids | UNAVAILABLE else set()
+    further = {id for id in FIGURES if id not in PLANS} if {*PLANS} <= ids else set()
     wanted = [figure for id, figure in FIGURES.items() if id in ids | further]
     wanted += [forest_of(plan) for plan in plans if plan.id not in FIGURES and compares(plan, selection)]
     return [

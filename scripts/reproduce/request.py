@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scripts.reproduce.own_study import OwnStudy, named_plugins, read_study
-from scripts.reproduce.plans import NORMS, PLANS, Cell, Plan, Unavailable
+from scripts.reproduce.plans import NORMS, PLANS, Cell, Plan
 from scripts.reproduce.presets import PRESETS, Preset
 from scripts.reproduce.runs import Runs
 from scripts.reproduce.selection import Selection
@@ -98,7 +98,7 @@ def own_study_of(arguments) -> OwnStudy | None:
     return read_study(path)
 
 
-def chosen_plans(ids: list[str], preset: Preset) -> list[Plan | Unavailable]:
+def chosen_plans(ids: list[str], preset: Preset) -> list[Plan]:
     """By their ids; `all` are the paper's, `studies` the others. `core:cifar10` is the part of a plan on that data."""
     known, chosen = PLANS | STUDIES, {}
     for word in ids:
@@ -111,7 +111,7 @@ def chosen_plans(ids: list[str], preset: Preset) -> list[Plan | Unavailable]:
         if data and data not in preset.data:
             raise UsageError(f"{word}: preset {preset.name} has no data {data!r}; it has {', '.join(preset.data)}")
         for plan in {"all": PLANS, "studies": STUDIES}.get(id, {id: known.get(id)}).values():
-            chosen[plan.id, data] = plan if not data or isinstance(plan, Unavailable) else part_of(plan, data)
+            chosen[plan.id, data] = part_of(plan, data) if data else plan
     return list(chosen.values())
 
 
@@ -156,14 +156,9 @@ def selection_of(arguments, preset: Preset | None = None) -> Selection:
     return Selection(arguments.select, runs, seeds, given)
 
 
-def set_up(arguments) -> tuple[list[Plan], list[Unavailable], Selection]:
+def set_up(arguments) -> tuple[list[Plan], Selection]:
     if study := own_study_of(arguments):
         arguments.preset, arguments.select = study.path.stem, "fixed"
-        return list(study.plans().values()), [], selection_of(arguments, study.preset())
+        return list(study.plans().values()), selection_of(arguments, study.preset())
     settled(arguments)
-    plans = chosen_plans(arguments.ids, PRESETS[arguments.preset])
-    return (
-        [plan for plan in plans if isinstance(plan, Plan)],
-        [plan for plan in plans if isinstance(plan, Unavailable)],
-        selection_of(arguments),
-    )
+    return chosen_plans(arguments.ids, PRESETS[arguments.preset]), selection_of(arguments)

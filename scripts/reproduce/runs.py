@@ -112,7 +112,11 @@ class Runs:
     def options(self, experiment: Experiment, seed: int, **more: Any) -> dict[str, Any]:
         """The flags of a run, as main.py takes them."""
         data = self.preset.data[experiment.data]
-        options = {"model": experiment.model, "norm": experiment.norm, **self.preset.flags, **data.flags}
+        own_backbone = (
+            "backbone" in DATASETS.get(data.flags["dataset"]).traits
+        )  # no ResNet, which presets' flags are of
+        of_preset = {} if own_backbone else self.preset.flags
+        options = {"model": experiment.model, "norm": experiment.norm, **of_preset, **data.flags}
         if experiment.buffer is not None:
             options["buffer_size"] = experiment.buffer
         options |= dict(experiment.flags) | more | {"seed": seed}
@@ -125,6 +129,9 @@ class Runs:
         if self.results_path != "results":
             options["results_path"] = self.results_path
         return options | {"num_threads": self.num_threads}
+
+    def n_tasks(self, experiment: Experiment) -> int:
+        return self._spec(resolve(self.options(experiment, self.preset.seeds[0]))).n_tasks
 
     def run_with(self, options: dict[str, Any]) -> Run:
         config = resolve(options)

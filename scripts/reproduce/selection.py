@@ -1,8 +1,10 @@
 """Choosing AdaB2N's kappa and lambda: one winner per data set, method and memory size, shared by all tables.
 
-    fixed       the framework's defaults, or the values given
-    validation  the grid on a held-out share of the training data; the winner is then trained and tested once
-    test        the grid on the test set, as the authors apparently did; its numbers are too good
+    fixed        the framework's defaults, or the values given
+    validation   the grid on a held-out share of the training data; the winner is then trained and tested once
+    first_tasks  the same on the first tasks of the stream alone: nothing of the later ones is seen before its time
+    other        the same on another data set: CIFAR-100 for CIFAR-10, CIFAR-10 for all others
+    test         the grid on the test set, as the authors apparently did; its numbers are too good
 
 The grid is always run online, whatever the tables do with the winner.
 """
@@ -15,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from scripts.reproduce.plans import CLASS_IL, Experiment, Plan
+from scripts.reproduce.plans import CLASS_IL, DOMAIN_IL, Experiment, Plan
+from scripts.reproduce.presets import Preset
 from scripts.reproduce.runs import Run, Runs
 
 HELD_OUT = 0.1
+FIRST_TASKS = 3  # but never all of them
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,16 @@ class Selection:
         """The runs that decide, by (kappa, lambda); none if nothing is searched."""
         if self.mode == "fixed" or not self.is_tuned(experiment):
             return {}
-        base = Experiment(experiment.model, "adab2n", experiment.data, experiment.buffer)
         preset = self.runs.preset
-        held_out = {"validation": HELD_OUT} if self.mode == "validation" else {}
+        key = other_data(experiment.data) if self.mode == "other" else experiment.data
+        base = Experiment(experiment.model, "adab2n", key, buffer_on(preset, experiment, key))
+        seen = {} if self.mode == "test" else {"validation": HELD_OUT}
+        if self.mode == "first_tasks":
+            seen["stop_after"] = min(FIRST_TASKS, self.runs.n_tasks(base) - 1)
         return {
-            (kappa, lambd): [self.runs.of(base, seed, kappa=kappa, lambd=lambd, **held_out) for seed in self.seeds]
+            (kappa, lambd): [self.runs.of(base, seed, kappa=kappa, lambd=lambd, **seen) for seed in self.seeds]
             for kappa in preset.kappas
-            for lambd in preset.data[experiment.data].lambdas
+            for lambd in preset.data[key].lambdas
         }
 
     def winner(self, experiment: Experiment) -> dict[str, float] | None:
@@ -55,7 +62,7 @@ class Selection:
             records = [self.runs.record(run) for run in runs]
             if None in records:
                 return None
-            scores[choice] = np.mean([record["results"][CLASS_IL]["metrics"]["faa"] for record in records])
+            scores[choice] = np.mean([score(record) for record in records])
         kappa, lambd = max(scores, key=scores.get)
         return {"kappa": kappa, "lambd": lambd}
 
@@ -68,6 +75,23 @@ class Selection:
         if flags is None:
             return None
         return [self.runs.of(experiment, seed, **flags) for seed in self.seeds]
+
+
+def score(record: dict) -> float:
+    """What a winner is chosen by: accuracy among all classes."""
+    results = record["results"]
+    return results.get(CLASS_IL, results.get(DOMAIN_IL))["metrics"]["faa"]
+
+
+def other_data(key: str) -> str:
+    return "cifar100" if key == "cifar10" else "cifar10"
+
+
+def buffer_on(preset: Preset, experiment: Experiment, key: str) -> int | None:
+    """The memory on that data set that stands where the experiment's does on its own: the smaller, the larger."""
+    if experiment.buffer is None:
+        return None
+    return preset.data[key].buffers[preset.data[experiment.data].buffers.index(experiment.buffer)]
 
 
 def needed(plans: Sequence[Plan], selection: Selection) -> tuple[dict[str, Run], int]:

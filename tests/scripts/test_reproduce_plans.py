@@ -9,21 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.reproduce.plans import PLANS, Experiment, Plan, Unavailable
+from scripts.reproduce.plans import PLANS, Experiment
 from scripts.reproduce.presets import PAPER, PRESETS, SMOKE
 from scripts.reproduce.results import published
 from scripts.reproduce.runs import Runs
-from scripts.reproduce.selection import Selection, needed
+from scripts.reproduce.selection import Selection, needed, score
 from tests.helpers import make_spec
 from tests.scripts.records import finish
 from utils.config.arguments import parse, resolve
 from utils.run.build import build_network
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-AVAILABLE = [plan for plan in PLANS.values() if isinstance(plan, Plan)]
 IN_PAPER = {
-    "table2": 288, "table3": 288, "table4": 27, "table6": 12, "table7": 96, "table8": 36, "table10": 135,
-    "table11": 288, "fig1": 3, "fig2": 216, "fig3": 48, "fig4": 4, "fig5": 216, "fig6": 4, "fig7": 4,
+    "table2": 288, "table3": 288, "table4": 27, "table6": 12, "table7": 96, "table8": 36, "table9": 9,
+    "table10": 135, "table11": 288, "fig1": 3, "fig2": 216, "fig3": 48, "fig4": 4, "fig5": 216, "fig6": 4, "fig7": 4,
 }  # fmt: skip
 
 
@@ -34,19 +33,18 @@ def selection(preset=PAPER, mode="fixed", seeds=None, **folders) -> Selection:
 def test_every_table_and_figure_of_the_paper_is_listed():
     with_numbers = {f"table{number}" for number in (2, 3, 4, 6, 7, 8, 9, 10, 11)}
     assert set(PLANS) == with_numbers | {f"fig{number}" for number in range(1, 8)}
-    assert {id for id, plan in PLANS.items() if isinstance(plan, Unavailable)} == {"table9"}
 
 
-@pytest.mark.parametrize("plan", AVAILABLE, ids=lambda plan: plan.id)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=lambda plan: plan.id)
 def test_number_of_runs(plan):
     runs, waiting = needed([plan], selection())
     assert (len(runs), waiting) == (IN_PAPER[plan.id], 0)
 
 
 def test_runs_are_shared_between_plans():
-    """709 instead of 1665: Tables 2, 3, 10 and 11 have the same ones, the figures most of theirs."""
-    runs, _ = needed(AVAILABLE, selection())
-    assert (len(runs), sum(IN_PAPER.values())) == (709, 1665)
+    """718 instead of 1674: Tables 2, 3, 10 and 11 have the same ones, the figures most of theirs."""
+    runs, _ = needed(list(PLANS.values()), selection())
+    assert (len(runs), sum(IN_PAPER.values())) == (718, 1674)
     recorded = {run.probes for run in runs.values() if run.probes}
     assert recorded == {
         ("stability", "statistics"),
@@ -55,13 +53,13 @@ def test_runs_are_shared_between_plans():
 
 
 def test_smoke_is_small():
-    runs, _ = needed(AVAILABLE, selection(SMOKE))
-    assert len(runs) == 116
-    assert {run.known_options["dataset"] for run in runs.values()} == {"seq-digits"}
+    runs, _ = needed(list(PLANS.values()), selection(SMOKE))
+    assert len(runs) == 119
+    assert {run.known_options["dataset"] for run in runs.values()} == {"seq-digits", "perm-digits"}
 
 
 def test_every_published_number_of_an_available_table_has_its_cell():
-    for plan in AVAILABLE:
+    for plan in PLANS.values():
         if plan.id in ("table2", "table3", "table4", "table7", "table8", "table11"):
             cells = {cell.published[1:] for cell in plan.cells(PAPER)}
             assert cells == set(published(plan.id)), plan.id
@@ -80,12 +78,12 @@ def test_table_of_shares_has_both_readings_in_joint_batches_with_one_memory():
 
 
 def test_cells_of_other_presets_never_name_the_papers_data():
-    for plan in AVAILABLE:
+    for plan in PLANS.values():
         for cell in plan.cells(SMOKE):
             assert not any(word in part for part in (cell.row, *cell.column) for word in ("CIFAR", "ImageNet"))
 
 
-@pytest.mark.parametrize("plan", AVAILABLE, ids=lambda plan: plan.id)
+@pytest.mark.parametrize("plan", PLANS.values(), ids=lambda plan: plan.id)
 def test_shell_sweep_has_the_runs_of_the_plan(plan):
     listed = subprocess.run(
         [SCRIPTS / f"{plan.id}.sh"], env=os.environ | {"PYTHON": "echo"}, capture_output=True, text=True, check=True
@@ -113,8 +111,10 @@ def test_command_of_a_run_is_what_main_takes():
 
 def test_further_norms_are_rows_of_every_table_of_accuracies():
     preset = replace(SMOKE, also=("bnt",))
-    more, _ = needed(AVAILABLE, selection(preset))
-    assert len(more) == 116 + 8 + 3 + 2 + 8 + 8  # online, offline, fine-tuning and joint, batch size, buffer
+    more, _ = needed(list(PLANS.values()), selection(preset))
+    assert (
+        len(more) == 119 + 8 + 3 + 2 + 1 + 8 + 8
+    )  # online, offline, fine-tuning and joint, domains, batch size, buffer
     assert {run.known_options["norm"] for run in more.values()} == {"bn", "ln", "in", "gn", "cn", "adab2n", "bnt"}
     for id in ("table2", "table3", "table4", "table8", "table11"):
         rows = [cell.row for cell in PLANS[id].cells(preset)]
@@ -135,14 +135,14 @@ def test_run_for_another_machine_has_whole_paths(tmp_path, monkeypatch):
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
 def test_every_experiment_of_a_preset_can_be_built(preset):
     """Flags that fit together and a network whose channels the groups divide, without data."""
-    experiments = {cell.experiment for plan in AVAILABLE for cell in plan.cells(preset)}
+    experiments = {cell.experiment for plan in PLANS.values() for cell in plan.cells(preset)}
     spec = make_spec(image_shape=(3, 32, 32))
     for experiment in {replace(experiment, buffer=50, flags=()) for experiment in experiments}:
         if experiment.model in ("sgd", "joint"):
             experiment = replace(experiment, buffer=None)
         config = resolve(Runs(preset, base_path="data").options(experiment, 0))
         assert build_network(config, spec, torch.device("meta")).norms is not None
-    assert all(list(plan.cells(preset)) for plan in AVAILABLE)
+    assert all(list(plan.cells(preset)) for plan in PLANS.values())
 
 
 # --- choosing kappa and lambda ----------------------------------------------------------------------------------------
@@ -165,11 +165,30 @@ def test_winner_is_the_best_mean_over_seeds(tmp_path):
     found = selection(SMOKE, "validation", seeds=(0, 1), results_path=str(tmp_path))
     scores = {(0.4, 0.1): (90, 20), (0.4, 1.0): (60, 60), (1.0, 0.1): (80, 10), (1.0, 1.0): (50, 50)}
     for choice, runs in found.grid(OURS).items():
-        for run, score in zip(runs, scores[choice], strict=True):
-            finish(run, score)
+        for run, points in zip(runs, scores[choice], strict=True):
+            finish(run, points)
     assert found.winner(OURS) == {"kappa": 0.4, "lambd": 1.0}
     assert [run.known_options["lambd"] for run in found.final(OURS)] == [1.0, 1.0]
     assert "validation" not in found.final(OURS)[0].known_options
+
+
+def test_first_tasks_and_another_data_set_may_choose(tmp_path):
+    early = selection(SMOKE, "first_tasks", results_path=str(tmp_path))
+    for key, seen in (("cifar10", 3), ("cifar100", 1)):  # of five and of two tasks
+        for [run] in early.grid(Experiment("derpp", "adab2n", key, 200)).values():
+            assert (run.known_options["stop_after"], run.known_options["validation"]) == (seen, 0.1)
+    elsewhere = selection(SMOKE, "other", results_path=str(tmp_path))
+    for number, [run] in enumerate(elsewhere.grid(OURS).values()):  # M = 50 of both is the smaller
+        assert (run.known_options["n_tasks"], run.known_options["buffer_size"]) == (5, 50)
+        finish(run, 10 + number)
+    [final] = elsewhere.final(OURS)
+    assert [final.known_options[name] for name in ("n_tasks", "kappa", "lambd")] == [2, 1.0, 1.0]
+    assert not {"validation", "stop_after"} & final.known_options.keys()
+
+
+def test_domains_are_chosen_by_their_own_accuracy():
+    assert score({"results": {"domain_il": {"metrics": {"faa": 7.0}}}}) == 7.0
+    assert score({"results": {"task_il": {"metrics": {"faa": 9.0}}, "class_il": {"metrics": {"faa": 7.0}}}}) == 7.0
 
 
 def test_search_on_the_test_set_needs_no_further_runs(tmp_path):

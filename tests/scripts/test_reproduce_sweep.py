@@ -217,7 +217,6 @@ def test_interrupted_sweep_stops_its_runs_after_a_checkpoint(tmp_path):
     ("words", "message"),
     [
         (["run", "tabel2"], "unknown table, figure or study 'tabel2'; did you mean table2?"),
-        (["run", "table9"], "table9 is not yet available: it needs those data sets"),
         (
             ["run", "all", "--seeds", "0,00"],
             "--seeds must be different whole numbers such as 0-4 or 0,1,2",

@@ -12,6 +12,8 @@ import numpy as np
 from scripts.figures.style import COLUMN, PAGE, Theme, colour_of, label_of
 from scripts.reproduce.paired import Paired
 from scripts.reproduce.results import NOTABLE, Result, Table
+from utils.config.arguments import Config
+from utils.run.training import steps_per_task
 
 HATCHES = ("", "////")
 
@@ -201,8 +203,8 @@ def while_training(records: dict[str, dict], theme: Theme, setting: str = "class
 
 def ends_of_tasks(record: dict) -> list[int]:
     """The steps after which tasks ended."""
-    config, sizes = record["config"], record["data"]["train_sizes"]
-    return np.cumsum([config["n_epochs"] * -(-size // config["batch_size"]) for size in sizes]).tolist()
+    config = Config(**record["config"])
+    return np.cumsum([steps_per_task(config, size) for size in record["data"]["train_sizes"]]).tolist()
 
 
 def accuracy_matrix(record: dict, theme: Theme):

@@ -200,3 +200,15 @@ def test_colours_of_what_is_compared_differ_in_lightness():
     assert all(re.fullmatch("#[0-9A-Fa-f]{6}", colour) for colour in COLOURS.values())
     found = sorted(lightness(COLOURS[norm]) for norm in ("bn", "cn", "adab2n"))
     assert min(np.diff(found)) > 3
+
+
+def test_ends_of_tasks_are_where_the_run_had_them():
+    config = {"n_epochs": 2, "batch_size": 10, "n_iters": None, "drop_last": False, "debug_mode": False}
+
+    def ends(**changes):
+        return tabled.ends_of_tasks({"config": config | changes, "data": {"train_sizes": [95, 20]}})
+
+    assert ends() == [20, 24]
+    assert ends(drop_last=True) == [18, 22]
+    assert ends(n_epochs=None, n_iters=7) == [7, 14]
+    assert ends(debug_mode=True) == [6, 10]

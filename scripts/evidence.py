@@ -1,0 +1,253 @@
+"""The project's own numbers, from the records in results/measured alone: README's table and docs/evidence.md.
+
+python -m scripts.evidence            writes both
+python -m scripts.evidence --check    exit code 1 where they are not what the records say
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import mean
+
+from scripts.command_line import Parser
+from scripts.reproduce.claims import CLAIMS, FAILS, NO_RUNS, OPEN, Difference, Verdict, judge
+from scripts.reproduce.paired import Paired
+from scripts.reproduce.plans import PLANS, Plan
+from scripts.reproduce.presets import NARROW
+from scripts.reproduce.results import Result, published, tabulate
+from scripts.reproduce.runs import MEASURED, Runs
+from scripts.reproduce.selection import Selection, needed
+from scripts.reproduce.studies import STUDIES
+from utils import process
+from utils.errors import UsageError
+from utils.files import write_atomically
+
+ROOT = Path(__file__).resolve().parents[1]
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "evidence.md"
+BEGIN, END = "<!-- evidence: python -m scripts.evidence -->", "<!-- end of evidence -->"
+NOWHERE = "no-results"  # a results folder that is not there: only records that are kept count
+SEEDS = tuple(range(5))
+
+
+def evidence(measured: Path = MEASURED) -> Selection:
+    return Selection("fixed", Runs(NARROW, NOWHERE, measured=measured), SEEDS)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def difference(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.1f}"
+
+
+def interval(paired: Paired) -> str:
+    return "–" if paired.interval is None else "[{:+.1f}, {:+.1f}]".format(*paired.interval)
+
+
+def hours(records: Iterable[dict]) -> str:
+    return f"{sum(record['wall_seconds'] for record in records) / 3600:.1f}"
+
+
+# --- what the paper has -----------------------------------------------------------------------------------------------
+
+
+@cache
+def published_cells() -> dict[tuple, float]:
+    """By experiment and metric: the accuracies and forgetting of the online tables."""
+    found = {}
+    for id in ("table2", "table3", "table8", "table11"):
+        for cell in PLANS[id].cells(NARROW):
+            table, row, column = cell.published
+            if value := published(table).get((row, column), ("", ""))[0]:
+                found[cell.experiment, cell.metric] = float(value)
+    return found
+
+
+def published_difference(cell: Difference) -> float | None:
+    values = [published_cells().get((experiment, cell.metric)) for _, experiment in cell.terms]
+    if None in values:
+        return None
+    return sum(sign * value for (sign, _), value in zip(cell.terms, values, strict=True))
+
+
+def in_the_paper(verdict: Verdict) -> float | None:
+    """The published mean over the cells that have runs here."""
+    cells = (cell for cell in verdict.claim.cells(NARROW) if cell.name in verdict.cells)
+    values = [published_difference(cell) for cell in cells]
+    return mean(values) if values and None not in values else None
+
+
+# --- README -----------------------------------------------------------------------------------------------------------
+
+
+def readme_part(selection: Selection) -> str:
+    verdicts = [judge(claim, selection) for claim in CLAIMS.values()]
+    judged = [verdict for verdict in verdicts if verdict.verdict != NO_RUNS]
+    silent = [verdict.claim.statement for verdict in verdicts if verdict.verdict == NO_RUNS]
+    head = ("difference in points", "paper", "ours", "95 % interval", "n", "verdict")
+    return "\n".join(
+        [
+            about(selection),
+            markdown(head, (readme_row(verdict) for verdict in judged)),
+            *listed("**Did not reproduce:**", judged, FAILS),
+            *listed("**Cannot be told from these runs:**", judged, OPEN),
+            f"**No runs at this scale:** {'; '.join(silent)}.\n" if silent else "",
+        ]
+    )
+
+
+def about(selection: Selection) -> str:
+    records = finished(selection)
+    return (
+        f"{len(records)} runs of {hours(records)} core-hours in all, one thread each: everything as published (data, "
+        "streams, settings, class orders) but the width of the ResNet-18, 16 filters instead of 64. A row is a "
+        "difference of final average accuracies, paired by seed and averaged over its cells; n is the number of seeds, "
+        "the interval that of a t-test. The paper's column is for orientation: its network is wider.\n"
+    )
+
+
+def readme_row(verdict: Verdict) -> tuple[str, ...]:
+    cells = f"{len(verdict.cells)} of {len(verdict.cells) + len(verdict.missing)} cells"
+    paired = verdict.paired
+    return (
+        f"{verdict.claim.statement} ({cells})", difference(in_the_paper(verdict)), difference(paired.mean),
+        interval(paired), str(paired.n), f"**{verdict.verdict}**",
+    )  # fmt: skip
+
+
+def listed(title: str, verdicts: list[Verdict], kind: str) -> list[str]:
+    found = [f"- {one.claim.statement}: {why(one)}" for one in verdicts if one.verdict == kind]
+    return [title, "", *found, ""] if found else []
+
+
+def why(verdict: Verdict) -> str:
+    if verdict.paired.n < 2:
+        return "one seed"
+    if verdict.verdict == FAILS and not verdict.paired.is_below:
+        below = [name for name, cell in verdict.cells.items() if cell.is_below]
+        return f"not in {'; '.join(below)}"
+    return f"{difference(verdict.paired.mean)} {interval(verdict.paired)}, n = {verdict.paired.n}"
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+OPENING = """# Evidence: what reproduces, and what follows
+
+Made by `python -m scripts.evidence` from the records in `results/measured`, which hold configuration, commit, versions,
+threads and every accuracy of a run; a test makes this page again and compares. Every run is repeated, to the bit on the
+same kind of machine, by
+
+    python main.py --config results/measured/RUN/record.json --results_path elsewhere
+
+and the whole by `python -m scripts.reproduce run core:cifar10 --preset narrow`, with other plans for the rest.
+"""
+
+
+def page(selection: Selection) -> str:
+    parts = [OPENING, about(selection), *failures(selection), claims_part(selection)]
+    parts += [table_part(plan, selection) for plan in (*STUDIES.values(), PLANS["table2"], PLANS["table3"])]
+    return "\n".join(part for part in parts if part)
+
+
+def claims_part(selection: Selection) -> str:
+    rows = []
+    for claim in CLAIMS.values():
+        verdict = judge(claim, selection)
+        for name, cell in verdict.cells.items():
+            rows.append((claim.statement, name, difference(cell.mean), interval(cell), str(cell.n),
+                         f"{cell.wins} of {cell.n}"))  # fmt: skip
+    head = ("statement", "cell", "difference", "95 % interval", "n", "wins")
+    return "## Every cell behind README's table\n\n" + markdown(head, rows)
+
+
+def table_part(plan: Plan, selection: Selection) -> str:
+    """The rows of a plan that have runs."""
+    table = tabulate(plan, selection)
+    rows = [row for row in table.rows if any(_at(table, row, column) for column in table.columns)]
+    if not rows:
+        return ""
+    columns = [column for column in table.columns if any(_at(table, row, column) for row in rows)]
+    lines = [(row[1], *(number(table.results.get((row, column))) for column in columns)) for row in rows]
+    head = ("", *(", ".join(column) for column in columns))
+    return f"## {plan.title} (`{plan.id}`)\n\n{plan.note}\n\n" + markdown(head, lines)
+
+
+def _at(table, row, column) -> int:
+    result = table.results.get((row, column))
+    return result.n if result else 0
+
+
+def number(result: Result | None) -> str:
+    if result is None or not result.n:
+        return "–"
+    if result.cell.over is not None:
+        paired = Paired(tuple(result.found))
+        return f"{difference(paired.mean)} {interval(paired)} (n = {paired.n})"
+    spread = "" if result.std is None else f" ± {result.std:.1f}"
+    paper = "" if result.paper is None else f"; paper {result.paper:.1f}"
+    return f"{result.mean:.1f}{spread} (n = {result.n}{paper})"
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def plans() -> Iterator[Plan]:
+    yield from (*STUDIES.values(), *PLANS.values())
+
+
+def finished(selection: Selection) -> list[dict]:
+    return [record for record in selection.runs.all_records() if record["config"].get("num_filters") == 16]
+
+
+def failures(selection: Selection) -> list[str]:
+    found, _ = needed(list(plans()), selection)
+    runs = selection.runs
+    failed = [run.name for run in found.values() if runs.record(run) is None and runs.record_path(run).exists()]
+    return [f"Failed, and counted as such: {', '.join(failed)}.\n"] if failed else []
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def with_part(text: str, part: str) -> str:
+    before, found, rest = text.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not (found and closed):
+        raise UsageError(f"{README.name} has no lines {BEGIN!r} and {END!r}: put them where the table belongs")
+    return f"{before}{BEGIN}\n{part}\n{END}{after}"
+
+
+def wanted() -> dict[Path, str]:
+    """What the records say that README and page should be."""
+    selection = evidence()
+    return {README: with_part(README.read_text(encoding="utf-8"), readme_part(selection)), PAGE: page(selection)}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = Parser(prog="python -m scripts.evidence", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    arguments = parser.parse_args(argv)
+    try:
+        texts = wanted()
+    except (UsageError, OSError) as error:
+        process.complain(error)
+        return 2
+    stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if not arguments.check:
+            write_atomically(path, lambda file, text=texts[path]: file.write(text.encode()))
+        print(f"{path.relative_to(ROOT)}: {'not what the records say' if arguments.check else 'written'}")
+    return 1 if stale and arguments.check else 0
+
+
+if __name__ == "__main__":
+    process.begin()
+    sys.exit(process.end(main()))

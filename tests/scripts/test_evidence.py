@@ -1,0 +1,65 @@
+"""Every number that README and docs/evidence.md show is what the records in results/measured say."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from scripts import evidence
+from scripts.reproduce.claims import CLAIMS, judge
+from scripts.reproduce.paired import Paired
+from scripts.reproduce.runs import MEASURED
+from utils.errors import UsageError
+from utils.run.records import read_record
+
+
+def test_readme_and_page_say_what_the_records_say():
+    for path, text in evidence.wanted().items():
+        assert path.read_text(encoding="utf-8") == text, f"run python -m scripts.evidence: {path.name} is another"
+
+
+def test_records_are_sealed_and_of_one_kind():
+    found = sorted(MEASURED.glob("*/record.json"))
+    for path in found:
+        record = read_record(path)
+        assert record["run"] == path.parent.name
+        assert [one["num_threads"] for one in record["conditions"]] == [1] * len(record["conditions"])
+        assert not {"/root", "/home", "/work"} & set(re.findall(r"/[a-z]+", path.read_text()))
+    assert len(evidence.finished(evidence.evidence())) <= len(found)
+
+
+def test_a_changed_digit_does_not_count(tmp_path):
+    path = next(iter(sorted(MEASURED.glob("*/record.json"))))
+    text = path.read_text()
+    faa = json.loads(text)["results"]["class_il"]["metrics"]["faa"]
+    copied = tmp_path / path.parent.name / "record.json"
+    copied.parent.mkdir()
+    copied.write_text(text)
+    assert len(evidence.finished(evidence.evidence(tmp_path))) == 1
+    copied.write_text(text.replace(repr(faa), repr(faa + 1)))
+    assert not evidence.finished(evidence.evidence(tmp_path))
+
+
+def test_what_the_paper_has_for_the_cells_with_runs(tmp_path):
+    claim = CLAIMS["class-il"]
+    [cell] = [cell for cell in claim.cells(evidence.NARROW) if cell.name == "ER-ACE, Split CIFAR-10, M = 500"]
+    bn, ours = (float(evidence.published("table3")[f"ER-ACE w/ {norm}", "Split CIFAR-10 M=500"][0])
+                for norm in ("BN", "Ours"))  # fmt: skip
+    assert evidence.published_difference(cell) == pytest.approx(ours - bn)
+    assert evidence.in_the_paper(judge(claim, evidence.evidence(tmp_path))) is None
+
+
+def test_words():
+    assert evidence.difference(-1.26) == "-1.3"
+    assert evidence.interval(Paired((1.0,))) == "–"
+    assert evidence.interval(Paired((1.0, 3.0))) == "[-10.7, +14.7]"
+    assert evidence.markdown(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --: |\n| 1 | 2 |\n"
+
+
+def test_readme_without_a_place_for_it():
+    with pytest.raises(UsageError, match="put them where the table belongs"):
+        evidence.with_part("# A page", "part")
+    text = f"before\n{evidence.BEGIN}\nold\n{evidence.END}\nafter\n"
+    assert evidence.with_part(text, "new") == f"before\n{evidence.BEGIN}\nnew\n{evidence.END}\nafter\n"

@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 ARGS ?= --model derpp --norm adab2n --dataset seq-digits
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-ray test-slurm lint format matrix soak bench clean
+.PHONY: help install run test test-ray test-slurm readme lint format matrix soak bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ test-slurm: install ## sweeps on a real Slurm of one node; needs root and Debian
 	command -v slurmctld > /dev/null && command -v munged > /dev/null || apt-get install -y --no-install-recommends slurm-wlm munge
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/cluster/test_slurm.py
 
+readme: install ## every command of the README, in its order, in a copy of this folder (20 minutes)
+	$(PY) -m scripts.follow_readme
+
 lint: install ## check style
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -48,7 +51,7 @@ soak: install ## kill and resume runs at random moments, at least 171 times; com
 	OMP_NUM_THREADS=1 $(PY) -m scripts.soak
 
 bench: install ## all benchmarks (ten minutes, nothing else should run)
-	for subject in norms step memory startup checkpoint sweep; do $(PY) -m scripts.bench $$subject; done
+	for subject in norms step memory startup checkpoint sweep busy probes; do $(PY) -m scripts.bench $$subject; done
 
 clean: ## remove the environment and caches; results stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -146,3 +146,20 @@ def test_the_page_on_mammoth_names_flags_that_there_are():
     named = set(re.findall(r"--\w+", same + "".join(here)))
     assert len(named) > 30
     assert named - known == set()
+
+
+def test_commands_of_the_readme_are_found_in_its_order():
+    from scripts.follow_readme import ADDED, LEFT_OUT, commands
+
+    found = commands(README)
+    lines = [command.line for command in found]
+    assert lines[:2] == ["make run", "make test"]
+    assert [command.line for command in found if command.left_out] == [
+        line for line in lines if line.startswith(LEFT_OUT)
+    ]
+    for start in ADDED:
+        assert any(line.startswith(start) for line in lines), f"no command begins with {start}"
+    assert not [line for line in lines if "#" in line]
+    assert commands("    python main.py --seeds 0-4  # five\n\n```python\n    make test\n```\n")[0].whole == (
+        "python main.py --seeds 0-4"
+    )

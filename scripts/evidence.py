@@ -7,7 +7,7 @@ python -m scripts.evidence --check    exit code 1 where they are not what the re
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -19,11 +19,12 @@ from scripts.reproduce.plans import PLANS, Plan
 from scripts.reproduce.presets import NARROW
 from scripts.reproduce.results import Result, published, tabulate
 from scripts.reproduce.runs import MEASURED, Runs
-from scripts.reproduce.selection import Selection, needed
+from scripts.reproduce.selection import Selection
 from scripts.reproduce.studies import STUDIES
 from utils import process
 from utils.errors import UsageError
 from utils.files import write_atomically
+from utils.run.records import read_record
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "evidence.md"
@@ -152,8 +153,9 @@ and the whole by `python -m scripts.reproduce run core:cifar10 --preset narrow`,
 
 
 def page(selection: Selection) -> str:
-    parts = [OPENING, about(selection), *failures(selection), claims_part(selection)]
+    parts = [OPENING, about(selection), claims_part(selection)]
     parts += [table_part(plan, selection) for plan in (*STUDIES.values(), PLANS["table2"], PLANS["table3"])]
+    parts.append(failures(selection.runs.measured))
     return "\n".join(part for part in parts if part)
 
 
@@ -199,19 +201,20 @@ def number(result: Result | None) -> str:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-def plans() -> Iterator[Plan]:
-    yield from (*STUDIES.values(), *PLANS.values())
-
-
 def finished(selection: Selection) -> list[dict]:
     return [record for record in selection.runs.all_records() if record["config"].get("num_filters") == 16]
 
 
-def failures(selection: Selection) -> list[str]:
-    found, _ = needed(list(plans()), selection)
-    runs = selection.runs
-    failed = [run.name for run in found.values() if runs.record(run) is None and runs.record_path(run).exists()]
-    return [f"Failed, and counted as such: {', '.join(failed)}.\n"] if failed else []
+def failures(measured: Path) -> str:
+    """Runs that were started and did not finish, each with its reason."""
+    records = [read_record(path) for path in sorted(measured.glob("*/record.json"))]
+    failed = [record for record in records if record["status"] != "finished"]
+    lines = [f"- `{record['run']}`{values(record['config'])}: {record['reason']}" for record in failed]
+    return "\n".join(["## Runs that failed", "", *lines, ""]) if failed else ""
+
+
+def values(config: dict) -> str:
+    return f" (κ = {config['kappa']:g}, λ = {config['lambd']:g})" if "lambd" in config else ""
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from scripts.reproduce.plans import METHODS, SETTINGS, Cell, Experiment, Plan, faa, title_of
+from scripts.reproduce.plans import CLASS_IL, METHODS, SETTINGS, Cell, Experiment, Plan, faa, title_of
 from scripts.reproduce.presets import Preset
 
 Flags = tuple[tuple[str, Any], ...]
@@ -136,6 +136,24 @@ def kappa_lambda(preset):
         for lambd in AROUND["lambd"]
     }
     yield from compared(preset, rows, dict.fromkeys(rows, ("bn", ())))
+
+
+LARGE_LAMBDAS = (1.0, 10.0)
+
+
+@study(
+    "divergence", "Where do large λ make runs diverge? The first two tasks alone",
+    "Final average accuracy on the two tasks. A run that diverged has none: its record says at which step and why.",
+)  # fmt: skip
+def divergence(preset):
+    for model in ONLINE:
+        for lambd in LARGE_LAMBDAS:
+            for key, buffer, data in places(preset):
+                flags = (("lambd", lambd), ("stop_after", 2))
+                yield Cell(
+                    METHODS[model], f"{METHODS[model]}, λ = {lambd:g}", (data,),
+                    Experiment(model, "adab2n", key, buffer, flags), faa(CLASS_IL),
+                )  # fmt: skip
 
 
 THREE = ("bn", "cn", "adab2n")

@@ -1,12 +1,14 @@
 """The project's own numbers, from the records in results/measured alone: README's table and docs/evidence.md.
 
-python -m scripts.evidence            writes both
+python -m scripts.evidence            writes both, and draws README's figure
 python -m scripts.evidence --check    exit code 1 where they are not what the records say
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -234,6 +236,15 @@ def wanted() -> dict[Path, str]:
     return {README: with_part(README.read_text(encoding="utf-8"), readme_part(selection)), PAGE: page(selection)}
 
 
+def picture() -> list[Path]:
+    """README's figure, light and dark."""
+    from scripts.figures.catalogue import FIGURES, draw
+
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = draw(FIGURES["confounds"], evidence(), Path(folder))
+        return [Path(shutil.copy(path, PAGE.parent)) for path in drawn if path.suffix == ".png"]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m scripts.evidence", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
@@ -248,6 +259,8 @@ def main(argv: list[str] | None = None) -> int:
         if not arguments.check:
             write_atomically(path, lambda file, text=texts[path]: file.write(text.encode()))
         print(f"{path.relative_to(ROOT)}: {'not what the records say' if arguments.check else 'written'}")
+    for path in [] if arguments.check else picture():
+        print(f"{path.relative_to(ROOT)}: drawn")
     return 1 if stale and arguments.check else 0
 
 

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     found = Parser(prog="scripts.figures", description=__doc__)
-    about(found, "fig1 ... fig7, tasks, anytime, weights, forest, z, or all; run RUN_FOLDER for one run")
+    about(found, "fig1 ... fig7, tasks, anytime, weights, forest, confounds, z, or all; run RUN_FOLDER for one run")
     found.add_argument("--output", type=folder, help="folder (default: RESULTS_PATH/figures/PRESET)")
     return found
 

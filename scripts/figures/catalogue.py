@@ -131,7 +131,23 @@ figure("weights", "Weights of the tasks in batch and running statistics", "weigh
 
 @figure("forest", "Paired gains of every cell, with 95 % intervals", "table2")
 def forest(selection, theme):
-    chosen = {"AdaB²N over BN": ("class-il", "task-il"), "AdaB²N over CN": ("above-cn",), "CN over BN": ("cn",)}
+    return _forest_of_claims(
+        {"AdaB²N over BN": ("class-il", "task-il"), "AdaB²N over CN": ("above-cn",), "CN over BN": ("cn",)},
+        selection, theme,
+    )  # fmt: skip
+
+
+@figure("confounds", "How much of a gain in Class-IL is the norm, how much the forward and the affine?", "core")
+def confounds(selection, theme):
+    return _forest_of_claims(
+        {"AdaB²N over BN": ("class-il",), "AdaB²N over BN,\nboth joint": ("same-forward",),
+         "BN, joint\nover separate": ("bn-joint",), "CN over BN": ("cn",),
+         "CN, learned\nover frozen": ("cn-learned",)},
+        selection, theme,
+    )  # fmt: skip
+
+
+def _forest_of_claims(chosen: dict[str, tuple[str, ...]], selection: Selection, theme: Theme) -> Drawing | None:
     pairs: dict[str, dict[str, Paired]] = {}
     for title, claims in chosen.items():
         cells = pairs.setdefault(title, {})

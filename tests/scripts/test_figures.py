@@ -16,6 +16,7 @@ from scripts.reproduce.presets import PAPER, SMOKE
 from scripts.reproduce.results import tabulate
 from scripts.reproduce.runs import Runs
 from scripts.reproduce.selection import Selection
+from scripts.reproduce.studies import STUDIES
 from scripts.theory.weights import effective_weights
 from tests.scripts.records import finish
 from utils.run.probes import read_recording
@@ -178,7 +179,7 @@ def test_bad_input_gets_one_line(words, reason, capsys, tmp_path):
 def test_every_figure_says_what_it_needs_or_draws(id, tmp_path):
     paths = draw(FIGURES[id], selection(tmp_path), tmp_path / "out")
     assert bool(paths) == (id == "theory")
-    assert FIGURES[id].needs in {*PLANS, "anytime", "weights", ""}
+    assert FIGURES[id].needs in {*PLANS, *STUDIES, ""}
 
 
 def test_the_theory_needs_no_run(tmp_path, capsys):

@@ -58,7 +58,8 @@ def stability(runs: list[Recorded], theme: Theme):
     for axes in row:
         mark_tasks(axes, runs[0].read("stability"), theme)
     row[2].set_yscale("log")
-    row[0].legend()
+    handles, labels = row[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(handles))
     return figure
 
 

@@ -111,18 +111,16 @@ class Runs:
 
     def options(self, experiment: Experiment, seed: int, **more: Any) -> dict[str, Any]:
         """The flags of a run, as main.py takes them."""
-        data = self.preset.data[experiment.data]
-        own_backbone = (
-            "backbone" in DATASETS.get(data.flags["dataset"]).traits
-        )  # no ResNet, which presets' flags are of
-        of_preset = {} if own_backbone else self.preset.flags
-        options = {"model": experiment.model, "norm": experiment.norm, **of_preset, **data.flags}
+        of_data, further = self.preset.data[experiment.data].flags, dict(experiment.flags) | more
+        dataset = DATASETS.get((of_data | further)["dataset"])
+        of_preset = {} if "backbone" in dataset.traits else self.preset.flags  # which are of the ResNet
+        options = {"model": experiment.model, "norm": experiment.norm, **of_preset, **of_data}
         if experiment.buffer is not None:
             options["buffer_size"] = experiment.buffer
-        options |= dict(experiment.flags) | more | {"seed": seed}
+        options |= further | {"seed": seed}
         if not NORMS.get(options["norm"]).has_option("groups"):
             options.pop("groups", None)
-        if self.base_path is not None and DATASETS.get(options["dataset"]).has_option("base_path"):
+        if self.base_path is not None and dataset.has_option("base_path"):
             options["base_path"] = self.base_path
         if self.plugins:
             options["plugins"] = self.plugins

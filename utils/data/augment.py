@@ -1,7 +1,8 @@
 """Batched augmentation of uint8 images on their device: a list of parts, each with draws of its own for every sample.
 
 The draws are small and made on the host, addressed by (stream, place); a GPU gathers all images in one operation.
-Padding is black, before normalization, as torchvision's `RandomCrop(padding=...)` on images does.
+Padding is black, before normalization, as torchvision's `RandomCrop(padding=...)` on images does. Parts may cut what
+the network sees out of larger stored images; they then have a form without draws, for testing.
 """
 
 from __future__ import annotations
@@ -31,9 +32,25 @@ class Part(Protocol):
 
     def on_device(self, images: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor: ...
 
+    def for_testing(self, images: torch.Tensor) -> torch.Tensor:
+        """In place of all that is drawn."""
+
+    def shape_of(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        """That images of this shape have afterwards."""
+
+
+class KeepsSize:
+    """A part that leaves images alone in testing."""
+
+    def for_testing(self, images):
+        return images
+
+    def shape_of(self, shape):
+        return shape
+
 
 @dataclass(frozen=True)
-class Crop:
+class Crop(KeepsSize):
     """A window of the image's own size out of the zero-padded image."""
 
     padding: int
@@ -67,7 +84,7 @@ def _overlaps(padding: int) -> list[tuple[slice, slice]]:
 
 
 @dataclass(frozen=True)
-class Flip:
+class Flip(KeepsSize):
     """The mirror image of every second sample, on average."""
 
     rows = 1
@@ -83,6 +100,65 @@ class Flip:
 
     def on_device(self, images, drawn):
         return torch.where(drawn[0].bool().view(-1, 1, 1, 1), images.flip(3), images)
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """A window of a random area and aspect out of square images, brought to `size` x `size`; its middle for testing.
+
+    Draws and pixels are those of torchvision's `RandomResizedCrop` with antialiasing: after ten windows that do not fit
+    into the image, the whole of it.
+    """
+
+    size: int
+    stored: int  # width and height of the images
+    rows = 4  # top, left, height, width
+    area, aspect, tries = (0.08, 1.0), (3 / 4, 4 / 3), 10
+
+    def draw(self, draw, count):
+        area = draw.uniform(*self.area, (self.tries, count)) * self.stored**2
+        aspect = np.exp(draw.uniform(*np.log(self.aspect), (self.tries, count)))
+        sides = np.rint(np.sqrt([area / aspect, area * aspect]))  # (height and width, tries, samples)
+        fits = (sides <= self.stored).all(0)
+        chosen = np.take_along_axis(sides, fits.argmax(0)[None, None], 1)[:, 0]
+        chosen = np.where(fits.any(0), chosen, self.stored)
+        corner = np.floor(draw.random((2, count)) * (self.stored - chosen + 1))
+        return np.concatenate([corner, chosen])
+
+    def on_host(self, images, drawn):
+        size, out = (self.size, self.size), np.empty((*images.shape[:2], self.size, self.size), dtype=images.dtype)
+        for target, source, (top, left, height, width) in zip(out, images, drawn.T.tolist(), strict=True):
+            window = torch.from_numpy(source[None, :, top : top + height, left : left + width])
+            target[:] = F.interpolate(window, size, mode="bilinear", antialias=True)[0].numpy()
+        return out
+
+    def on_device(self, images, drawn):
+        """As products with a matrix for each axis and sample, rounded after either as on the host."""
+        top, left, height, width = drawn
+        across, down = (
+            resizing(*along, self.stored, self.size).unsqueeze(1) for along in ((left, width), (top, height))
+        )
+        narrowed = (images.to(across.dtype) @ across.mT + 0.5).floor_()
+        return (down @ narrowed + 0.5).to(images.dtype)
+
+    def for_testing(self, images):
+        """The middle, enlarged by nothing."""
+        edge = (self.stored - self.size) // 2
+        return images[:, :, edge : edge + self.size, edge : edge + self.size]
+
+    def shape_of(self, shape):
+        return (shape[0], self.size, self.size)
+
+
+def resizing(start: torch.Tensor, length: torch.Tensor, side: int, size: int) -> torch.Tensor:
+    """(N, size, side): what each pixel of a side takes part with in each of `size` pixels, which show the stretch of it
+    from `start` on. The weights fall linearly with the distance, to 0 at one pixel of the coarser side."""
+    pixels = torch.arange(side, device=start.device) - start[:, None, None]  # counted from where the stretch begins
+    scale = (length / size)[:, None, None]
+    centres = (torch.arange(size, device=start.device)[:, None] + 0.5) * scale
+    weights = (1 - (pixels + 0.5 - centres).abs() / scale.clamp(min=1)).clamp(min=0)
+    weights = weights * ((pixels >= 0) & (pixels < length[:, None, None]))
+    return weights / weights.sum(2, keepdim=True)
 
 
 class Augment:
@@ -108,6 +184,12 @@ class Augment:
         self.shift = torch.tensor(-mean / std, dtype=dtype, device=device)
 
     def normalize(self, images: torch.Tensor) -> torch.Tensor:
+        """Without anything random."""
+        for part in self.parts:
+            images = part.for_testing(images)
+        return self._normalized(images)
+
+    def _normalized(self, images: torch.Tensor) -> torch.Tensor:
         return images.to(self.scale.dtype, memory_format=self.layout).mul_(self.scale).add_(self.shift)
 
     def __call__(self, images: torch.Tensor, stream: str, *place: int) -> torch.Tensor:
@@ -128,4 +210,4 @@ class Augment:
             mine = slice(first, first + part.rows)
             found = part.on_host(found, drawn[mine]) if on_host else part.on_device(found, drawn_on_device[mine])
             first += part.rows
-        return self.normalize(torch.from_numpy(found) if on_host else found)
+        return self._normalized(torch.from_numpy(found) if on_host else found)

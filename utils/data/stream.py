@@ -2,7 +2,8 @@
 
 `StreamSpec` is everything that can be said without reading an image. `Stream` is the protocol: training batches by
 (task, epoch, first batch), so that a run can go on anywhere. `TensorStream` is its form for data that fit into memory:
-one uint8 tensor per split on the device of the run, of which the data of a task are a view.
+one uint8 tensor per split on the device of the run, of which the data of a task are a view. `utils.data.file_stream`
+has the form for those that do not.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ class StreamSpec:
     setting: str  # "class": every task has classes of its own; "domain": all tasks share the classes
     n_tasks: int
     n_classes: int
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, int, int]  # as they are stored, in the buffer too
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augmentation: tuple[Any, ...]  # parts of `utils.data.augment`, in their order
     train_sizes: tuple[int, ...]  # per task
     test_sizes: tuple[int, ...]
     shared_images: bool = False  # all tasks have the same images, held once
+    streamed: bool = False  # images are read when their turn comes, and not held
     # What tells two contents of one kind of data set apart (a folder's files); part of a run's identity.
     fingerprint: str = ""
     task_classes: tuple[int, ...] | None = None  # the number of every task's own classes, where they are not equal
@@ -40,6 +42,14 @@ class StreamSpec:
     @property
     def is_domain(self) -> bool:
         return self.setting == "domain"
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """What the network sees of an image, which augmentation may have cut out."""
+        shape = self.image_shape
+        for part in self.augmentation:
+            shape = part.shape_of(shape)
+        return shape
 
     def classes_of(self, task: int) -> range:
         if self.is_domain:

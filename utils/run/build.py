@@ -87,7 +87,7 @@ def build_network(config: Config, spec: StreamSpec, device: torch.device, weight
         torch.manual_seed(torch_seed(config.seed, weights))
         factory = NormFactory(norm, owned(norm, config))
         try:
-            net = backbone.build(spec.image_shape, spec.n_classes, factory, **owned(backbone, config))
+            net = backbone.build(spec.input_shape, spec.n_classes, factory, **owned(backbone, config))
         except RuntimeError as error:  # torch's word for too large
             raise UsageError(f"the network cannot be built: {str(error).splitlines()[0]}; make it smaller") from error
     if getattr(config, "eval_statistics", "running") != "running":

@@ -47,7 +47,7 @@ def memory_estimate(config: Config, spec: StreamSpec) -> dict[str, float]:
     weights = sum(tensor.nbytes for tensor in net.state_dict().values())
     parts = (spec.train_sizes, spec.test_sizes)
     # Images that tasks share are held once, and transformed for the task whose turn it is.
-    images = sum(2 * sizes[0] if spec.shared_images else sum(sizes) for sizes in parts)
+    images = 0 if spec.streamed else sum(2 * sizes[0] if spec.shared_images else sum(sizes) for sizes in parts)
     drawn = draw_sizes(config, len(MODELS.get(config.model).build.draw_names), spec.n_tasks)
     samples = config.batch_size + sum(min(size, config.buffer_size) for size in drawn)
     return {
@@ -68,7 +68,7 @@ def _activation_bytes(net: torch.nn.Module, spec: StreamSpec, config: Config) ->
     ]
     net.eval()
     with torch.no_grad():
-        net(torch.empty((1, *spec.image_shape), dtype=getattr(torch, config.dtype), device="meta"))
+        net(torch.empty((1, *spec.input_shape), dtype=getattr(torch, config.dtype), device="meta"))
     for hook in hooks:
         hook.remove()
     return 2 * sum(sizes)

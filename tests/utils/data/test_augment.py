@@ -1,13 +1,15 @@
-"""Augmentation against torchvision's crop, flip and normalization."""
+"""Augmentation against torchvision's crops, flip and normalization."""
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torchvision.transforms import RandomResizedCrop as Torchvisions
 from torchvision.transforms import functional as T
+from torchvision.transforms.v2 import functional as V
 
 from tests.helpers import CPU, make_spec
-from utils.data.augment import Augment, Crop, Flip
+from utils.data.augment import Augment, Crop, Flip, RandomResizedCrop, resizing
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
 SIDE = 8
@@ -146,3 +148,106 @@ def test_images_are_left_as_they_were():
     before = images.clone()
     make_augment(4, True)(images, "current", 0)
     assert torch.equal(images, before)
+
+
+# --- windows of another size --------------------------------------------------------------------------------------
+
+
+def windows(side: int, count: int) -> np.ndarray:
+    """(4, count) tops, lefts, heights and widths of windows that fit, the whole image and one pixel among them."""
+    draw = np.random.default_rng(0)
+    height, width = draw.integers(1, side + 1, (2, count))
+    found = np.stack([draw.integers(0, side - height + 1), draw.integers(0, side - width + 1), height, width])
+    found[:, 0], found[:, 1] = (0, 0, side, side), (side - 1, 2, 1, 1)
+    return found
+
+
+@pytest.mark.parametrize(("side", "size"), [(40, 35), (20, 33), (32, 8)])
+def test_known_windows_are_torchvisions_resized_crop(side, size):
+    images = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (60, 3, side, side), dtype=np.uint8))
+    part, drawn = RandomResizedCrop(size, side), windows(side, 60)
+    on_host, on_device = part.on_host(images.numpy(), drawn), part.on_device(images, torch.from_numpy(drawn))
+    assert (on_host.dtype, on_device.dtype) == (np.uint8, torch.uint8)
+    expected = torch.stack([
+        V.resized_crop(image, *window, [size, size]) for image, window in zip(images, drawn.T.tolist(), strict=True)
+    ])  # fmt: skip
+    assert torch.equal(torch.from_numpy(on_host), expected)
+    difference = (on_device.int() - expected.int()).abs()  # the host has its weights in whole numbers
+    assert difference.max() <= 1
+    assert difference.float().mean() < 0.025
+
+
+def test_weights_of_pixels_by_hand():
+    stretch = torch.tensor([1]), torch.tensor([2])  # of five pixels the second and the third
+    assert resizing(*stretch, 5, 4)[0].tolist() == [
+        [0, 1, 0, 0, 0], [0, 0.75, 0.25, 0, 0], [0, 0.25, 0.75, 0, 0], [0, 0, 1, 0, 0],
+    ]  # fmt: skip
+    halved = resizing(torch.tensor([0]), torch.tensor([4]), 4, 2)[0]
+    assert (halved - torch.tensor([[3, 3, 1, 0], [0, 1, 3, 3]]) / 7).abs().max() < 1e-7
+
+
+def test_window_of_the_wanted_size_is_cut_out_and_the_middle_is_tested():
+    images = torch.arange(2 * 100, dtype=torch.uint8).view(2, 1, 10, 10)
+    part, window = RandomResizedCrop(6, 10), np.array([[1], [3], [6], [6]]).repeat(2, 1)
+    assert np.array_equal(part.on_host(images.numpy(), window), images[:, :, 1:7, 3:9])
+    assert torch.equal(part.on_device(images, torch.from_numpy(window)), images[:, :, 1:7, 3:9])
+    assert torch.equal(part.for_testing(images), T.center_crop(images, 6))
+    assert part.shape_of((1, 10, 10)) == (1, 6, 6)
+
+
+class Tape:
+    """Hands out numbers in [0, 1) that are known."""
+
+    def __init__(self, *arrays):
+        self.arrays = list(arrays)
+
+    def random(self, shape):
+        assert self.arrays[0].shape == tuple(shape)
+        return self.arrays.pop(0)
+
+    def uniform(self, low, high, shape):
+        return low + (high - low) * self.random(shape)
+
+
+def window_by_hand(area, aspect, place, side):
+    for one, other in zip(area, aspect, strict=True):
+        area, ratio = (0.08 + 0.92 * one) * side * side, (3 / 4) * (16 / 9) ** other
+        height, width = round((area / ratio) ** 0.5), round((area * ratio) ** 0.5)
+        if height <= side and width <= side:
+            break
+    else:
+        height = width = side
+    return [int(place[0] * (side - height + 1)), int(place[1] * (side - width + 1)), height, width]
+
+
+def test_drawn_windows_by_hand():
+    draw = np.random.default_rng(0)
+    area, aspect, place = draw.random((10, 200)), draw.random((10, 200)), draw.random((2, 200))
+    area[0, ::3], aspect[0, ::3] = 0.99, 0.9  # which does not fit
+    area[:, 5], aspect[:, 5] = 0.99, 0.05  # nor do any of these
+    found = RandomResizedCrop(28, 32).draw(Tape(area, aspect, place), 200)
+    expected = [window_by_hand(area[:, k], aspect[:, k], place[:, k], 32) for k in range(200)]
+    assert found.T.tolist() == expected
+    assert expected[5] == [0, 0, 32, 32]
+
+
+def test_drawn_windows_are_distributed_as_torchvisions():
+    image, count = torch.zeros(3, 64, 64), 1500
+    torch.manual_seed(0)
+    theirs = np.array([Torchvisions.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(count)]).T
+    mine = RandomResizedCrop(56, 64).draw(np.random.default_rng(0), count)
+    for one, other in zip(mine, theirs, strict=True):
+        assert stats.ks_2samp(one, other).pvalue > 1e-3
+    assert stats.ks_2samp(mine[2] * mine[3], theirs[2] * theirs[3]).pvalue > 1e-3
+
+
+def test_augment_cuts_for_training_and_for_testing():
+    spec = make_spec(image_shape=(3, 8, 8), augmentation=(RandomResizedCrop(6, 8), Flip()), mean=MEAN, std=STD)
+    assert spec.input_shape == (3, 6, 6)
+    assert make_spec(augmentation=(Crop(4), Flip())).input_shape == (3, 8, 8)
+    augment, images = Augment(spec, 0, CPU, torch.float32), random_images(30)
+    drawn = augment.draw(30, "current", 5)
+    expected = [V.resized_crop(image, *row[:4], [6, 6]) for image, row in zip(images, drawn.T.tolist(), strict=True)]
+    flipped = [T.hflip(image) if row[4] else image for image, row in zip(expected, drawn.T, strict=True)]
+    assert (augment(images, "current", 5) - normalized(torch.stack(flipped))).abs().max() < 1e-6
+    assert (augment.normalize(images) - normalized(T.center_crop(images, 6))).abs().max() < 1e-6

@@ -1,0 +1,175 @@
+"""Streams from files: batch by batch what a stream in memory of the same images gives, whatever the number of workers.
+
+Reading a file is replaced by looking its number up in a tensor, so that every pixel is known."""
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import make_spec, make_stream
+from test_stream import same, strangers
+
+from utils.data import file_stream
+from utils.data.file_stream import Files, FileStream
+from utils.errors import RunFailed, UsageError
+
+SPEC = make_spec(n_tasks=3, n_classes=6, train_sizes=(10, 7, 12), test_sizes=(5, 6, 4))
+MEMORY = make_stream(SPEC)
+WORKERS = [0, 1, 2]
+
+
+def look_up(name: bytes) -> np.ndarray:
+    part, number = name.split(b"/")
+    return {b"train": MEMORY.train_data, b"test": MEMORY.test_data}[part].images[int(number)].numpy()
+
+
+def files(part: str, labels: np.ndarray) -> Files:
+    return Files(np.array([f"{part}/{number}".encode() for number in range(len(labels))]), labels)
+
+
+def stream(num_workers=0, decode=look_up) -> FileStream:
+    data = files("train", MEMORY.train_data.labels_host), files("test", MEMORY.test_data.labels_host)
+    where = MEMORY.train_ranges, MEMORY.test_ranges
+    return FileStream(SPEC, *data, *where, MEMORY.seed, MEMORY.batch_size, decode, num_workers)
+
+
+def check_equal(found, expected):
+    found, expected = list(found), list(expected)
+    assert len(found) == len(expected)
+    assert all(same(*pair) for pair in zip(found, expected, strict=True))
+    for batch in found:
+        assert (batch.images.dtype, batch.labels.dtype, batch.tasks.dtype) == (torch.uint8, torch.int64, torch.int64)
+
+
+# --- as in memory -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_every_batch_is_that_of_a_stream_in_memory(workers):
+    mine = stream(workers)
+    assert mine.train_sizes == MEMORY.train_sizes
+    check_equal(mine.batches(2, 1, 0), MEMORY.batches(2, 1, 0))
+    check_equal(mine.batches(2, 1, 2, strangers(6)), MEMORY.batches(2, 1, 2, strangers(6)))
+
+
+def test_all_tasks_in_order_in_training_and_in_testing():
+    for task in range(3):
+        check_equal(stream().batches(task, 0, 0), MEMORY.batches(task, 0, 0))
+        for size in (1, 4, 100):
+            check_equal(stream().in_order(task, size), MEMORY.in_order(task, size))
+            check_equal(stream().test(task, size), MEMORY.test(task, size))
+
+
+@pytest.mark.parametrize("joined", [None, strangers(0), strangers(1), strangers(30)], ids=["none", "0", "1", "30"])
+@pytest.mark.parametrize("change", [lambda s: s, lambda s: s.merged(), lambda s: s.part(1, 3)])
+def test_joined_merged_and_part(joined, change):
+    """Of 30 that join 7, some batches have none of the task's own."""
+    mine, theirs = change(stream()), change(MEMORY)
+    assert mine.train_sizes == theirs.train_sizes
+    assert mine.spec == theirs.spec
+    for task in range(len(mine.train_sizes)):
+        whole = list(theirs.batches(task, 3, 0, joined))
+        for first in range(len(whole) + 1):
+            check_equal(mine.batches(task, 3, first, joined), whole[first:])
+        check_equal(mine.in_order(task, 5), theirs.in_order(task, 5))
+    for task in range(mine.spec.n_tasks):
+        check_equal(mine.test(task, 5), theirs.test(task, 5))
+
+
+def test_large_batches_are_decoded_in_pieces(monkeypatch):
+    asked = []
+    monkeypatch.setattr(file_stream, "PIECE", 3)
+    ask = file_stream.Decoding.__getitem__
+    monkeypatch.setattr(file_stream.Decoding, "__getitem__", lambda *a: asked.append(len(a[1])) or ask(*a))
+    check_equal(stream().in_order(2, 8), MEMORY.in_order(2, 8))
+    assert asked == [3, 3, 2, 2, 2]
+
+
+def test_torch_s_own_randomness_is_left_alone():
+    before = torch.get_rng_state()
+    for workers in WORKERS:
+        list(stream(workers).batches(0, 0, 0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- workers ----------------------------------------------------------------------------------------------------
+
+
+def children() -> list[int]:
+    found = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children").read_text().split()
+    return [int(pid) for pid in found]
+
+
+def signals_of(pid: int, kind: str) -> set[int]:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(kind))
+    mask = int(line.split()[1], 16)
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
+
+
+def test_workers_end_with_the_iterator_and_do_not_hear_what_stops_a_run():
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)}
+    before, mask = children(), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    batches = stream(2).batches(2, 0, 0)
+    first = next(batches)
+    workers = [pid for pid in children() if pid not in before]
+    assert len(workers) == 2
+    assert all({signal.SIGINT, signal.SIGTERM} <= signals_of(pid, "SigBlk") for pid in workers)
+    for pid in workers:  # as Ctrl-C in a terminal and a batch system do, which tell all processes
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+    check_equal([first, next(batches)], islice(MEMORY.batches(2, 0, 0), 2))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    batches.close()
+    deadline = time.monotonic() + 10
+    while set(workers) & set(children()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not set(workers) & set(children())
+
+
+def refusing(name):
+    if name == b"train/25":
+        raise UsageError("cannot read the image train/25")
+    return look_up(name)
+
+
+def dying(name):
+    if name == b"train/25":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return look_up(name)
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_file_that_cannot_be_read_is_one_line_when_its_turn_comes(workers):
+    order = [int(image[0, 0, 0]) for batch in MEMORY.batches(2, 0, 0) for image in batch.images]
+    found = []
+    with pytest.raises(UsageError, match=r"^cannot read the image train/25$"):
+        found.extend(stream(workers, refusing).batches(2, 0, 0))
+    assert len(found) == order.index(25) // MEMORY.batch_size
+
+
+def test_worker_that_dies_fails_the_run_in_one_line(monkeypatch):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # seconds
+    with pytest.raises(RunFailed, match="a worker process that decodes images has died") as told:
+        list(stream(1, dying).batches(2, 0, 0))
+    assert "\n" not in str(told.value)
+    assert "--num_workers" in str(told.value)
+
+
+def test_nothing_of_images_seen_is_kept():
+    """Only the names and labels of files, however often they were read."""
+    mine = stream()
+    before = dict(vars(mine))
+    for task in range(3):
+        list(mine.batches(task, 0, 0))
+        list(mine.test(task, 4))
+    assert vars(mine) == before
+    other = replace(mine, num_workers=2).part(0, 2).merged().to(torch.device("cpu"))
+    assert other.train_files.names is mine.train_files.names

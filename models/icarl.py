@@ -98,16 +98,31 @@ class Icarl(Method):
         self.before = deepcopy(self.net).requires_grad_(False)
 
     def _exemplars(self, task: int, stream, per_class: int) -> Batch:
-        held, samples = self.buffer.everything(), concatenated(list(stream.in_order(task, CHUNK)))
-        embeddings = self._embeddings(samples)
+        """Those of older classes, and of the task's own those that herding picks. Its images are gone through twice, so
+        that they need not all be held."""
+        held, labels, embeddings = self.buffer.everything(), [], []
+        for batch in stream.in_order(task, CHUNK):
+            labels.append(batch.labels_host)
+            embeddings.append(self._embeddings(batch))
+        labels, embeddings = np.concatenate(labels), torch.cat(embeddings)
         parts = []
         for label in np.unique(held.labels_host):
             parts.append(self._at(held, np.flatnonzero(held.labels_host == label)[:per_class]))
+        chosen = []
         for label in self.spec.classes_of(task):
-            members = np.flatnonzero(samples.labels_host == label)
+            members = np.flatnonzero(labels == label)
             own = embeddings.index_select(0, to_device(members, embeddings.device))
-            parts.append(self._at(samples, members[herded(own, per_class)]))
-        return concatenated(parts)
+            chosen.append(members[herded(own, per_class)])
+        return concatenated([*parts, self._of_stream(task, stream, np.concatenate(chosen))])
+
+    def _of_stream(self, task: int, stream, index: np.ndarray) -> Batch:
+        """The samples of a task with these numbers."""
+        found, start = [], 0
+        for batch in stream.in_order(task, CHUNK):
+            inside = index[(index >= start) & (index < start + len(batch))]
+            found.append(self._at(batch, np.sort(inside) - start))
+            start += len(batch)
+        return self._at(concatenated(found), np.argsort(np.argsort(index)))
 
     def _at(self, data: Batch, index: np.ndarray) -> Batch:
         return picked(data, index, to_device(index, data.labels.device))

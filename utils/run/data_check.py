@@ -69,7 +69,7 @@ def look_at(stream: Stream) -> Found:
 def _show_some(images: torch.Tensor, labels: np.ndarray, limit: int, shown: list[list[np.ndarray]]) -> None:
     for label in np.unique(labels):
         missing = max(limit - len(shown[label]), 0)
-        shown[label] += [images[index].cpu().numpy() for index in np.flatnonzero(labels == label)[:missing]]
+        shown[label] += [_small(images[index].cpu().numpy()) for index in np.flatnonzero(labels == label)[:missing]]
 
 
 def _report(config: Config, data: Data, found: Found, names: Sequence[str], label_of: np.ndarray) -> str:
@@ -121,15 +121,30 @@ def write_sheet(path: Path, image_shape: Sequence[int], rows: list[tuple[str, li
         left, top = number // per_column * row_width, number % per_column * row_height
         draw.text((left + 4, top + height // 2 - 6), name, fill="black")
         for place, image in enumerate(images):
-            shades = image if len(image) == 3 else image[[0, 0, 0]]
-            picture = Image.fromarray(np.ascontiguousarray(shades.transpose(1, 2, 0)))
-            kind = Image.Resampling.NEAREST if width >= picture.width else Image.Resampling.BILINEAR
-            sheet.paste(picture.resize((width, height), kind), (left + margin + place * (width + 2), top))
+            sheet.paste(_picture(image, (height, width)), (left + margin + place * (width + 2), top))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: sheet.save(file, format="PNG"))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; set --results_path") from error
+
+
+def _picture(image: np.ndarray, cell: tuple[int, int]):
+    from PIL import Image
+
+    shades = image if len(image) == 3 else image[[0, 0, 0]]
+    picture = Image.fromarray(np.ascontiguousarray(shades.transpose(1, 2, 0)))
+    kind = Image.Resampling.NEAREST if cell[1] >= picture.width else Image.Resampling.BILINEAR
+    return picture.resize((cell[1], cell[0]), kind)
+
+
+def _small(image: np.ndarray) -> np.ndarray:
+    """A copy that is no larger than it is shown: large images of hundreds of classes, or the batches that they are
+    part of, would fill the memory."""
+    cell = _cell(*image.shape[1:])
+    if cell[1] >= image.shape[2]:
+        return image.copy()
+    return np.asarray(_picture(image, cell)).transpose(2, 0, 1)
 
 
 def _cell(height: int, width: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ import torch
 from utils.config.options import Option, SameAs, integer, number, path, text
 from utils.data.augment import Part
 from utils.data.random import class_order, generator
-from utils.data.stream import Split, StreamSpec, TensorStream, ranges, split_of
+from utils.data.stream import StreamSpec, TensorStream, ranges, split_of
 from utils.errors import UsageError
 
 
@@ -86,7 +87,7 @@ SPLIT_OPTIONS = (
 
 @dataclass(frozen=True)
 class RawData:
-    """Images (N, C, H, W) uint8 and original labels of both splits, as read from disk."""
+    """Images (N, C, H, W) uint8, or the names of their files, and original labels of both splits, as read from disk."""
 
     train_images: np.ndarray
     train_labels: np.ndarray
@@ -168,7 +169,7 @@ class Dataset:
         return StreamSpec(
             name=self.name,
             setting=self.setting,
-            n_tasks=config.n_tasks,
+            n_tasks=len(train_sizes),
             n_classes=n_classes,
             image_shape=tuple(self.image_shape),
             mean=tuple(self.mean),
@@ -281,8 +282,10 @@ def task_of_labels(classes_per_task: Sequence[int]) -> np.ndarray:
     return np.arange(len(classes_per_task)).repeat(classes_per_task)
 
 
-def in_task_order(images: np.ndarray, labels: np.ndarray, spec: StreamSpec, sizes: tuple[int, ...]) -> Split:
-    """Sorted by task, otherwise as they were, so that a task is one slice."""
+def in_task_order(
+    images: np.ndarray, labels: np.ndarray, spec: StreamSpec, sizes: tuple[int, ...], make: Callable = split_of
+) -> Any:
+    """Sorted by task, otherwise as they were, so that a task is one slice; as what `make` makes of them."""
     tasks = task_of_labels([len(spec.classes_of(task)) for task in range(spec.n_tasks)])[labels]
     found = tuple(np.bincount(tasks, minlength=spec.n_tasks).tolist())
     if found != sizes:
@@ -290,7 +293,7 @@ def in_task_order(images: np.ndarray, labels: np.ndarray, spec: StreamSpec, size
             f"the files of {spec.name} hold {found} images for its tasks instead of {sizes}: incomplete data?"
         )
     order = np.argsort(tasks, kind="stable")
-    return split_of(images[order], labels[order])
+    return make(images[order], labels[order])
 
 
 def held_out(size: int, share: float) -> int:

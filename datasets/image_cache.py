@@ -1,4 +1,5 @@
-"""Data sets of image files that are decoded once: the images as one tensor in a cache file, verified when it is read.
+"""Data sets of image files: which these are, and, of those that are decoded once, the images as one tensor in a cache
+file, verified when it is read.
 
 Which images a run had is part of its identity, by a digest of their contents. It is kept in the cache folder, and
 computed anew when a file's name, size or time of change differs; content that changed while all three stayed, as
@@ -15,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import ClassDataset, RawData
-from datasets.image_files import DECODING, ImageFiles, read_exactly
+from datasets.dataset import ClassDataset, Dataset, RawData
+from datasets.image_files import DECODING, ImageFiles, Listing, read_exactly
 from utils.config.options import Option, flag, path
 from utils.errors import UsageError
 from utils.files import remove_temporaries, waiting_lock, write_atomically
@@ -38,37 +39,51 @@ CACHE_OPTIONS = (
 )
 
 
-class CachedImages(ClassDataset):
-    """Subclasses list their files, and may bring images to their size instead of asking for it."""
+class FromFiles(Dataset):
+    """Subclasses list their files."""
+
+    _contents: Contents | None = None
+
+    def files(self, config) -> ImageFiles | Listing:
+        raise NotImplementedError
+
+    def contents(self, config) -> Contents:
+        if self._contents is None:
+            folder = Path(config.cache_path or config.base_path)
+            try:
+                self._contents = self._contents_of(self.files(config), folder, verify=config.verify_data)
+                _ = self._contents.digest
+            except OSError as error:
+                raise UsageError(f"cannot read the images: {error}; check --base_path and --cache_path") from error
+        return self._contents
+
+    def _contents_of(self, files: ImageFiles | Listing, folder: Path, *, verify: bool) -> Contents:
+        return Contents(self.name, files, folder, verify=verify)
+
+    def source(self, config) -> str:
+        return str(self.contents(config).files.root)
+
+    def names(self, config):
+        return self.contents(config).files.classes
+
+    def fingerprint(self, config) -> str:
+        return self.contents(config).fingerprint
+
+
+class CachedImages(FromFiles, ClassDataset):
+    """Subclasses may also bring images to their size instead of asking for it."""
 
     statistics: tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of the training images, once they are read
-    _cache: ImageCache | None = None
-
-    def files(self, config) -> ImageFiles:
-        raise NotImplementedError
 
     def decode(self, path: Path, size: int) -> np.ndarray:
         """(3, size, size) uint8."""
         return read_exactly(path, size)
 
+    def _contents_of(self, files, folder, *, verify):
+        return ImageCache(self.name, files, folder, self.decode, verify=verify)
+
     def cache(self, config) -> ImageCache:
-        if self._cache is None:
-            folder = Path(config.cache_path or config.base_path)
-            try:
-                self._cache = ImageCache(self.name, self.files(config), folder, self.decode, verify=config.verify_data)
-                _ = self._cache.digest
-            except OSError as error:
-                raise UsageError(f"cannot read the images: {error}; check --base_path and --cache_path") from error
-        return self._cache
-
-    def source(self, config) -> str:
-        return str(self.cache(config).files.root)
-
-    def names(self, config):
-        return self.cache(config).files.classes
-
-    def fingerprint(self, config) -> str:
-        return self.cache(config).fingerprint
+        return self.contents(config)
 
     def read(self, config) -> RawData:
         cache = self.cache(config)
@@ -78,14 +93,14 @@ class CachedImages(ClassDataset):
         return RawData(arrays["train_images"], train_labels, arrays["test_images"], test_labels)
 
 
-class ImageCache:
-    """What the cache folder holds of some image files: a digest of their contents, and the decoded images.
+class Contents:
+    """What some image files hold: a digest of it.
 
-    Reading all files for the digest takes a while, so it is kept under a digest of names, sizes and times of change.
+    Reading all files for it takes a while, so it is kept under a digest of names, sizes and times of change.
     """
 
-    def __init__(self, name: str, files: ImageFiles, folder: Path, decode: Callable, *, verify: bool):
-        self.name, self.files, self.folder, self.decode, self.verify = name, files, folder, decode, verify
+    def __init__(self, name: str, files: ImageFiles | Listing, folder: Path, *, verify: bool):
+        self.name, self.files, self.folder, self.verify = name, files, folder, verify
 
     @cached_property
     def _looks(self) -> str:
@@ -129,6 +144,28 @@ class ImageCache:
     def fingerprint(self) -> str:
         """What tells these images, decoded by this code, from others."""
         return f"{self.digest}-v{DECODING}"
+
+    def keep(self) -> None:
+        """For the next run; if that cannot be, it reads all images again."""
+        try:
+            if self._kept_digest() != self.digest:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with waiting_lock(self.folder / f"{self.name}.lock"):
+                    write_alone(self._digest_path, self._digest_line(self.digest))
+        except OSError as error:
+            print(
+                f"note: cannot write {self._digest_path}: {error.strerror}; so every run reads all images beforehand, "
+                "unless --cache_path is a folder for it",
+                file=sys.stderr,
+            )
+
+
+class ImageCache(Contents):
+    """What the cache folder holds of some image files: a digest of their contents, and the decoded images."""
+
+    def __init__(self, name: str, files: ImageFiles, folder: Path, decode: Callable, *, verify: bool):
+        super().__init__(name, files, folder, verify=verify)
+        self.decode = decode
 
     def arrays(self, size: int, *, quiet: bool) -> dict[str, np.ndarray]:
         """The images of both parts, and mean and standard deviation; decoded if the cache does not have them."""

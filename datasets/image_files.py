@@ -1,4 +1,4 @@
-"""Image files: which there are in a tree `train/<class>/*` and `test/<class>/*`, and the pixels of one."""
+"""Image files: which there are in a tree `train/<class>/*` and `test/<class>/*` or a list, and the pixels of one."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from utils.data.file_stream import Files
 from utils.errors import UsageError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 # Raised when the same files give other pixels, so that older caches and records are not taken for today's.
 DECODING = 2
+MANY = 10_000  # images, which take a while to read
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,43 @@ class ImageFiles:
 
     def content_digest(self) -> str:
         """Of all names and contents."""
-        digest = hashlib.sha256()
-        for name, path in self.named():
-            digest.update(name + f" {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-        return digest.hexdigest()[:16]
+        return digest_of(self.named())
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Images for a stream, with a number for what each is of: its class, or where tasks are domains
+    domain * classes + class."""
+
+    root: Path
+    classes: list[str]
+    train: Files
+    test: Files
+
+    def named(self) -> Iterator[tuple[bytes, Path]]:
+        """All of them, with what they are of and their names below the root."""
+        for part, files in (("train", self.train), ("test", self.test)):
+            for name, number in zip(files.names, files.labels.tolist(), strict=True):
+                yield f"{part} {number} ".encode() + name, self.root / os.fsdecode(name)
+
+    def content_digest(self) -> str:
+        count = len(self.train.names) + len(self.test.names)
+        if count > MANY:
+            print(f"note: reads all {count} images in {self.root} once, to know them again", file=sys.stderr)
+        return digest_of(self.named())
+
+
+def files_of(root: Path, groups: Sequence[Sequence[Path]]) -> Files:
+    """Numbered by the group that each is in."""
+    names = [os.fsencode(path.relative_to(root)) for group in groups for path in group]
+    return Files(np.array(names), np.arange(len(groups)).repeat([len(group) for group in groups]))
+
+
+def digest_of(named: Iterator[tuple[bytes, Path]]) -> str:
+    digest = hashlib.sha256()
+    for name, path in named:
+        digest.update(name + f" {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def list_images(root: Path, train_limit: int | None = None, test_limit: int | None = None) -> ImageFiles:
@@ -83,6 +118,20 @@ def read_image(path: Path) -> np.ndarray:
 
     Shades of unknown range are refused. What Pillow warns of becomes a line that names the file.
     """
+    return _read(path, np.asarray)
+
+
+def decode(path: Path, size: int, *, noted: bool = True) -> np.ndarray:
+    """(3, size, size): the shorter side resized to `size`, the middle of the longer one kept."""
+    from PIL import Image, ImageOps
+
+    def fit(image) -> np.ndarray:
+        return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))
+
+    return _read(path, fit, noted=noted).transpose(2, 0, 1)
+
+
+def _read(path: Path, pixels_of: Callable, *, noted: bool = True) -> np.ndarray:
     from PIL import Image
 
     try:
@@ -92,13 +141,14 @@ def read_image(path: Path) -> np.ndarray:
             if reason := _unfit(image):
                 raise UsageError(f"cannot read the image {path}: {reason}")
             _turn_upright(image)
-            pixels = np.asarray(_rgb(image))
+            pixels = pixels_of(_rgb(image))
     except UsageError:
         raise
     except Exception as error:  # a damaged file can raise almost anything
         raise UsageError(f"cannot read the image {path}: {error}; repair or remove it") from error
-    for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in warned):
-        print(f"note: {path}: {text}", file=sys.stderr)
+    if noted:
+        for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in warned):
+            print(f"note: {path}: {text}", file=sys.stderr)
     return pixels
 
 

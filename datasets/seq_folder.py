@@ -17,7 +17,7 @@ import numpy as np
 
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, RawData
 from datasets.image_cache import CACHE_OPTIONS, CachedImages
-from datasets.image_files import ImageFiles, list_images, read_image
+from datasets.image_files import ImageFiles, decode, list_images
 from utils.config.options import Option, Rule, integer
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop, Flip
@@ -67,11 +67,3 @@ class SeqFolder(CachedImages):
         raw = super().read(config)
         self.mean, self.std = self.statistics
         return raw
-
-
-def decode(path: Path, size: int) -> np.ndarray:
-    """(3, size, size): the shorter side resized to `size`, the middle of the longer one kept."""
-    from PIL import Image, ImageOps
-
-    rgb = ImageOps.fit(Image.fromarray(read_image(path)), (size, size), Image.Resampling.BILINEAR)
-    return np.asarray(rgb).transpose(2, 0, 1)

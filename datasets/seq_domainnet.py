@@ -1,0 +1,109 @@
+"""`seq-domainnet`: DomainNet, six domains that share 345 classes, one after the other (Domain-IL, Table 9).
+
+Read from its list files `<domain>_train.txt` and `<domain>_test.txt` with lines `path label`, in `DomainNet/` below
+--base_path or in --base_path itself; paths start from there.
+
+The paper has only the buffer of 2000; batches of 32 and the learning rate are those of ImageNet-sub, which is ours.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from datasets.dataset import BASE_PATH
+from datasets.image_files import Listing
+from datasets.streamed_images import DOMAIN_STREAM_OPTIONS, StreamedDomains
+from utils.config.options import Rule, SameAs
+from utils.config.registry import DATASETS
+from utils.data.file_stream import Files
+from utils.errors import DataMissing, UsageError
+
+FOLDER = "DomainNet"
+DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+# Of the published lists, for a dry run without them.
+TRAIN_SIZES = (33_525, 36_023, 50_416, 120_750, 120_906, 48_212)
+TEST_SIZES = (14_604, 15_582, 21_850, 51_750, 52_041, 20_916)
+
+
+@DATASETS.register(
+    "seq-domainnet",
+    help="DomainNet, 6 domains of the same 345 classes, streamed from the user's files",
+    options=(BASE_PATH, *DOMAIN_STREAM_OPTIONS),
+    rules=(
+        Rule({"buffer_size": 2000, "lr": 0.1, "lambd": 1e-3, "batch_size": 32}),
+        Rule({"minibatch_size": SameAs("batch_size")}),
+        Rule({"lambd": 1e-5}, when={"penalty_norm": "sum"}),
+        Rule({"alpha": 0.3, "beta": 0.8}, when={"model": ("derpp", "derpp_lider")}),
+    ),
+)
+class SeqDomainNet(StreamedDomains):
+    name = "seq-domainnet"
+    n_classes = 345
+
+    def n_domains(self, config):
+        return len(DOMAINS)
+
+    def sizes(self, config):
+        if not self.known_fingerprint:
+            return super().sizes(config)
+        train, test = np.zeros((2, len(DOMAINS), self.n_classes), dtype=int)
+        train[:, 0], test[:, 0] = TRAIN_SIZES, TEST_SIZES  # only a domain's sum is asked for
+        return train, test
+
+    def files(self, config) -> Listing:
+        root = _root(Path(config.base_path))
+        train, test = (self._files(root, part) for part in ("train", "test"))
+        return Listing(root, class_names(train, self.n_classes), train, test)
+
+    def _files(self, root: Path, part: str) -> Files:
+        names, numbers = [], []
+        for domain, name in enumerate(DOMAINS):
+            rows = read_list(root / f"{name}_{part}.txt", self.n_classes)
+            names += [path for path, _ in rows]
+            numbers += [domain * self.n_classes + label for _, label in rows]
+        return Files(np.array(names), np.array(numbers, dtype=np.int64))
+
+
+def _root(base_path: Path) -> Path:
+    first = f"{DOMAINS[0]}_train.txt"
+    for root in (base_path / FOLDER, base_path):
+        if (root / first).is_file():
+            return root
+    raise DataMissing(
+        f"no DomainNet in {base_path}: point --base_path to the folder that holds {FOLDER}/ with the lists "
+        f"<domain>_train.txt and <domain>_test.txt ({first}, ...) and the images that they name"
+    )
+
+
+def read_list(path: Path, n_classes: int) -> list[tuple[bytes, int]]:
+    """Paths, as bytes since a name need not be valid text, and labels."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        raise UsageError(f"{path} is missing: every domain of DomainNet needs its two lists") from None
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        name, label = (*line.rsplit(maxsplit=1), b"", b"")[:2]
+        if not re.fullmatch(b"[0-9]{1,9}", label) or int(label) >= n_classes or name.startswith(b"/"):
+            shown = line.decode(errors="replace")[:80]
+            raise UsageError(
+                f"{path}, line {number}: {shown!r} is no path below {path.parent} and a label from 0 to {n_classes - 1}"
+            )
+        rows.append((name.strip(), int(label)))
+    if not rows:
+        raise UsageError(f"{path} lists no images")
+    return rows
+
+
+def class_names(files: Files, n_classes: int) -> list[str]:
+    """The folder that an image of every class is in; a class without images has its number."""
+    names = [str(label) for label in range(n_classes)]
+    labels, first = np.unique(files.labels % n_classes, return_index=True)
+    for label, index in zip(labels.tolist(), first.tolist(), strict=True):
+        names[label] = Path(files.names[index].decode(errors="replace")).parent.name or names[label]
+    return names

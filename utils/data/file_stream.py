@@ -112,14 +112,18 @@ class FileStream:
         pieces = [np.array_split(index, max(1, -(-len(index) // PIECE))) for index in wanted]
         decoded = self._decoded(files.names, [piece for group in pieces for piece in group])
         for index, group in zip(wanted, pieces, strict=True):
-            found = [next(decoded).to(self.device, non_blocking=True) for _ in group]
             labels, tasks = files.labels[index], np.full(len(index), task)
             sent = send_together([labels, tasks], self.device)
-            yield Batch(found[0] if len(found) == 1 else torch.cat(found), *sent, labels, tasks)
+            yield Batch(self._together(decoded, len(group)), *sent, labels, tasks)
+
+    def _together(self, decoded: Iterator[torch.Tensor], count: int) -> torch.Tensor:
+        """The next so many pieces, on the device."""
+        found = [next(decoded).to(self.device, non_blocking=True) for _ in range(count)]
+        return found[0] if count == 1 else torch.cat(found)
 
     def _decoded(self, names: np.ndarray, pieces: list[np.ndarray]) -> Iterator[torch.Tensor]:
-        """The images of every piece, on the host. Workers end with the iterator."""
-        workers = min(self.num_workers, len(pieces))
+        """The images of every piece, on the host. Workers end with the iterator; a single piece is not worth one."""
+        workers = min(self.num_workers, len(pieces)) if len(pieces) > 1 else 0
         loader = DataLoader(
             Decoding(names, self.decode, self.spec.image_shape),
             sampler=pieces,

@@ -1,0 +1,161 @@
+"""Runs on streamed images: the same for any number of workers and after any end, and in memory that does not grow."""
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import goes_on, runner
+from image_trees import pixels, save
+
+import utils.run.execution
+from scripts.soak import outcome
+from utils.run.observers import Observer
+
+RUN = ["--model", "derpp", "--norm", "adab2n", "--dataset", "dom-folder", "--image_size", "28", "--backbone", "mlp",
+       "--hidden", "8", "--batch_size", "4", "--buffer_size", "10", "--save_model", "--log_every", "3"]  # fmt: skip
+MEGABYTE = 2**20
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """Two domains of two classes with 18 images each, of 40x50 pixels: seven steps a task."""
+    root = tmp_path_factory.mktemp("images")
+    for place in itertools.product(range(2), range(2), range(18)):
+        domain, label, k = place
+        save(root / f"domain{domain}" / f"class{label}" / f"{k}.jpg", pixels(place, 50)[:40])
+    return root
+
+
+def words(tree, workers):
+    return [*RUN, "--base_path", str(tree), "--num_workers", str(workers)]
+
+
+def left(results):
+    """What must not depend on anything."""
+    found = outcome(results)
+    record = found["record"]
+    return {name: record[name] for name in ("results", "steps", "run", "data", "identity")} | {
+        "log": found["log"], "network": found["network"],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def straight(tree, tmp_path_factory):
+    """What the run leaves without workers when nothing happens to it."""
+    results = tmp_path_factory.mktemp("straight")
+    finished = runner(results)(*words(tree, 0))
+    assert (finished.code, finished.stderr) == (0, "")
+    assert finished.record["steps"] == 14
+    return left(results)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_do_not_depend_on_the_number_of_workers(tree, straight, results, run_main, workers):
+    finished = run_main(*words(tree, workers))
+    assert (finished.code, finished.stderr) == (0, "")
+    assert left(results) == straight
+
+
+# --- stopped, killed --------------------------------------------------------------------------------------------
+
+
+class Signal(Observer):
+    """Sends this process a signal in the middle of the second task's epoch."""
+
+    def __init__(self, number, workers: Path):
+        self.number, self.workers = number, workers
+
+    def on_step(self, step):
+        if step.place.step == 9:
+            self.workers.write_text(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text())
+            os.kill(os.getpid(), self.number)
+
+
+@contextlib.contextmanager
+def watched_by(observer):
+    original = utils.run.execution.build_observers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), observer])
+        yield
+
+
+def _run(results, argv, number, workers):
+    with watched_by(Signal(number, workers)):
+        os._exit(runner(results)(*argv).code)
+
+
+def gone(pids, seconds=10.0) -> bool:
+    """Whether the processes end."""
+    deadline = time.monotonic() + seconds
+    while any(_lives(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(_lives(pid) for pid in pids)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return re.search(r"\) (\w)", Path(f"/proc/{pid}/stat").read_text())[1] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "step"),
+    [(signal.SIGKILL, -signal.SIGKILL, 9), (signal.SIGTERM, 128 + signal.SIGTERM, 10)],
+    ids=["killed", "stopped"],
+)
+def test_run_that_ended_within_an_epoch_goes_on_to_the_same_end(tree, straight, results, tmp_path, number, code, step):
+    argv = [*words(tree, 2), "--checkpoint_every", "2"]
+    child = multiprocessing.get_context("fork").Process(target=_run, args=(results, argv, number, tmp_path / "workers"))
+    child.start()
+    child.join(60)
+    assert child.exitcode == code
+    workers = [int(pid) for pid in (tmp_path / "workers").read_text().split()]
+    assert len(workers) == 2
+    finished = runner(results)(*words(tree, 1))  # at once: no worker may hold the run's lock
+    assert (finished.code, finished.stderr) == (0, goes_on(step))
+    assert left(results) == straight
+    assert gone(workers)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+def _grown(results, argv, told) -> None:
+    """Writes by how many bytes the peak of this process grows in a run."""
+
+    def peak() -> int:
+        return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+    before = peak()
+    code = runner(results)(*argv).code
+    told.write_text(str(peak() - before))
+    os._exit(code)
+
+
+def grown(tmp_path, count):
+    """Of a run on that many images, all links to one; stored they have 128x128 pixels, 49 kB each."""
+    root, first = tmp_path / f"images{count}", save(tmp_path / "one.jpg", pixels(0, 128))
+    for domain, (part, images) in itertools.product("ab", (("train", count // 2), ("test", 20))):
+        (root / domain / part / "x").mkdir(parents=True)
+        for k in range(images):
+            os.link(first, root / domain / part / "x" / f"{k}.jpg")
+    argv = ["--model", "sgd", "--dataset", "dom-folder", "--image_size", "112", "--base_path", str(root), "--backbone",
+            "mlp", "--hidden", "2", "--batch_size", "20", "--num_workers", "0"]  # fmt: skip
+    told = tmp_path / f"told{count}"
+    child = multiprocessing.get_context("fork").Process(target=_grown, args=(tmp_path / f"results{count}", argv, told))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    return int(told.read_text())
+
+
+def test_memory_does_not_depend_on_the_number_of_images(tmp_path):
+    """800 images more would be 37 MB."""
+    assert grown(tmp_path, 1000) - grown(tmp_path, 200) < 6 * MEGABYTE

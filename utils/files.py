@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+from weakref import WeakSet
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
@@ -64,11 +65,15 @@ class HeldElsewhere(Exception):
 
 
 class OwnedLock:
-    """A lock on a folder for the life of a process, with a file beside it that names its owner."""
+    """A lock on a folder for the life of a process, with a file beside it that names its owner. Processes that it forks
+    do not have it."""
+
+    _all: WeakSet[OwnedLock] = WeakSet()
 
     def __init__(self, folder: Path):
         self.owner_path = folder / "owner.json"
         self.file = open(folder / "lock", "a")  # noqa: SIM115 (held open: closing it releases the lock)
+        self._all.add(self)
         if not (self._lock() or (time.sleep(GLANCE) or self._lock())):
             self.file.close()
             raise HeldElsewhere(self._owner())
@@ -105,3 +110,12 @@ class OwnedLock:
     def release(self) -> None:
         self.owner_path.unlink(missing_ok=True)
         self.file.close()
+
+    @classmethod
+    def let_go_of_all(cls) -> None:
+        """In a forked process, which might outlive the owner and would hold the lock on."""
+        for lock in cls._all:
+            lock.file.close()
+
+
+os.register_at_fork(after_in_child=OwnedLock.let_go_of_all)

@@ -130,7 +130,7 @@ class FileStream:
             batch_size=None,
             num_workers=workers,
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=_end_with_parent,
+            worker_init_fn=_obey_parent,
             multiprocessing_context="fork" if workers else None,
             generator=torch.Generator(),  # it draws a seed for workers, which must not be from torch's own
         )
@@ -181,7 +181,7 @@ def with_joined(batch: Batch, joined: Batch, index: np.ndarray, own: int) -> Bat
 
 @contextmanager
 def _unheard_by_workers() -> Iterator[None]:
-    """For whoever starts workers: signals that stop a run are for the run, which then ends its workers. They inherit
+    """For whoever starts workers: signals that stop a run are for the run, which then ends its workers; they inherit
     that these are blocked. And no worker's end interrupts a step: it shows where its images are waited for."""
     is_main = threading.current_thread() is threading.main_thread()
     at_end_of_child = signal.getsignal(signal.SIGCHLD)
@@ -194,10 +194,18 @@ def _unheard_by_workers() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_with_parent(_worker: int) -> None:
-    """At once, were it killed: a worker that outlives it would hold its locks."""
+def _obey_parent(_worker: int) -> None:
+    """End with it, at once were it killed, and when it says so."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    threading.Thread(target=_end_if_told, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_if_told(parent: int) -> None:
+    """Terminated by its parent, that is, as Python does at its exit with whatever is left; others are not obeyed."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 def _next(found: Iterator[torch.Tensor | str]) -> torch.Tensor | str:

@@ -2,6 +2,7 @@
 
 Reading a file is replaced by looking its number up in a tensor, so that every pixel is known."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ import pytest
 import torch
 from helpers import make_spec, make_stream
 from test_stream import same, strangers
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from utils.data import file_stream
 from utils.data.file_stream import Files, FileStream
@@ -121,17 +123,38 @@ def test_workers_end_with_the_iterator_and_do_not_hear_what_stops_a_run():
     workers = [pid for pid in children() if pid not in before]
     assert len(workers) == 2
     assert all({signal.SIGINT, signal.SIGTERM} <= signals_of(pid, "SigBlk") for pid in workers)
-    for pid in workers:  # as Ctrl-C in a terminal and a batch system do, which tell all processes
-        os.kill(pid, signal.SIGINT)
-        os.kill(pid, signal.SIGTERM)
+    stranger = os.fork()
+    if stranger == 0:  # as Ctrl-C in a terminal and a batch system do, which tell all processes
+        for pid in workers:
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
+        os._exit(0)
+    os.waitpid(stranger, 0)
     check_equal([first, next(batches)], islice(MEMORY.batches(2, 0, 0), 2))
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
     assert {number: signal.getsignal(number) for number in handlers} == handlers
     batches.close()
+    assert gone(workers)
+
+
+def gone(pids) -> bool:
+    """Whether these children end."""
     deadline = time.monotonic() + 10
-    while set(workers) & set(children()) and time.monotonic() < deadline:
+    while set(pids) & set(children()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not set(workers) & set(children())
+    return not set(pids) & set(children())
+
+
+def test_parent_can_terminate_its_workers():
+    """Python's exit waits for them, should something still refer to the iterator then."""
+    before = children()
+    batches = stream(2).batches(2, 0, 0)
+    next(batches)
+    workers = [worker for worker in multiprocessing.active_children() if worker.pid not in before]
+    assert len(workers) == 2
+    for worker in workers:
+        worker.terminate()
+    assert [worker.join(10) or worker.exitcode for worker in workers] == [0, 0]
 
 
 def refusing(name):
@@ -156,7 +179,7 @@ def test_file_that_cannot_be_read_is_one_line_when_its_turn_comes(workers):
 
 
 def test_worker_that_dies_fails_the_run_in_one_line(monkeypatch):
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # seconds
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))  # seconds, instead of 5
     with pytest.raises(RunFailed, match="a worker process that decodes images has died") as told:
         list(stream(1, dying).batches(2, 0, 0))
     assert "\n" not in str(told.value)

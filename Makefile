@@ -51,7 +51,7 @@ soak: install ## kill and resume runs at random moments, at least 171 times; com
 	OMP_NUM_THREADS=1 $(PY) -m scripts.soak
 
 bench: install ## all benchmarks (ten minutes, nothing else should run)
-	for subject in norms step memory startup checkpoint sweep busy probes; do $(PY) -m scripts.bench $$subject; done
+	for subject in norms step memory startup checkpoint sweep busy stream probes; do $(PY) -m scripts.bench $$subject; done
 
 clean: ## remove the environment and caches; results stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

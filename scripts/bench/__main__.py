@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-SUBJECTS = ("norms", "step", "memory", "startup", "checkpoint", "sweep", "busy", "probes")
+SUBJECTS = ("norms", "step", "memory", "startup", "checkpoint", "sweep", "busy", "stream", "probes")
 
 
 def main() -> int:

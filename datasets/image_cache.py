@@ -26,7 +26,7 @@ CACHE_OPTIONS = (
     Option(
         "cache_path",
         path,
-        "folder for the decoded images (default: --base_path)",
+        "folder for the decoded images, or of images that are streamed for their digest (default: --base_path)",
         changes_numbers=False,
     ),
     Option(

@@ -26,11 +26,7 @@ from utils.errors import UsageError
 STORED, SEEN = 256, 224
 
 STREAM_OPTIONS = (
-    *(
-        replace(option, help="folder for a digest of all images, so that they need not be read for it again "
-                "(default: --base_path)") if option.name == "cache_path" else option
-        for option in CACHE_OPTIONS
-    ),
+    *CACHE_OPTIONS,
     Option(
         "num_workers",
         integer(0, 1024),
@@ -38,7 +34,7 @@ STREAM_OPTIONS = (
         "no number",
         changes_numbers=False,
     ),
-)  # fmt: skip
+)
 DOMAIN_STREAM_OPTIONS = (VALIDATION, *STREAM_OPTIONS)
 
 

@@ -687,7 +687,7 @@ def test_help_fits_a_terminal_and_leaves_names_whole(monkeypatch):
     lines = call(["--help"]).stdout.splitlines()
     assert max(map(len, lines)) <= 80
     (dataset,) = [k for k, line in enumerate(lines) if line.startswith("  --dataset ")]
-    shown = " ".join(lines[dataset : dataset + 5]).replace(",", " ").split()
+    shown = " ".join(lines[dataset : dataset + 4]).replace(",", " ").split()
     assert set(DATASETS.names()) <= set(shown)
     assert not [line for line in lines if line.endswith("-")]
     monkeypatch.setenv("COLUMNS", "300")

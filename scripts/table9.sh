@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Table 9, larger images and more subtle shifts, ER. 9 runs.
+# Table 9, larger images and more subtle shifts, ER. 27 runs.
 # A finished run answers at once and an interrupted one goes on, so this may be started again at any time.
 # Further flags are passed to every run: scripts/table9.sh --base_path DATA. In parallel: python -m scripts.reproduce run table9
 set -euo pipefail
@@ -7,5 +7,7 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python}
 
 for seed in 0 1 2; do for norm in bn cn adab2n; do
-    $PYTHON main.py --model er --norm $norm --dataset perm-mnist --buffer_size 500 --seed $seed "$@"  # ours: the paper names no memory
+    $PYTHON main.py --model er --norm $norm --dataset seq-imagenet-sub --buffer_size 2000 --seed $seed "$@"
+    $PYTHON main.py --model er --norm $norm --dataset perm-mnist --buffer_size 500 --seed $seed "$@"
+    $PYTHON main.py --model er --norm $norm --dataset seq-domainnet --buffer_size 2000 --seed $seed "$@"
 done; done

@@ -55,7 +55,9 @@ PAPER = Preset(
             "Split CIFAR-100 in 10 tasks", {"dataset": "seq-cifar100", "n_tasks": 10}, (2000, 5000), CIFAR_LAMBDAS
         ),
         "miniimg": Data("Split Mini-ImageNet", {"dataset": "seq-miniimg"}, (2000, 5000), MINI_LAMBDAS),
+        "imagenet-sub": Data("ImageNet-sub", {"dataset": "seq-imagenet-sub"}, (2000,), MINI_LAMBDAS),
         "perm-mnist": Data("Permuted MNIST", {"dataset": "perm-mnist"}, (500,), CIFAR_LAMBDAS),
+        "domainnet": Data("DomainNet", {"dataset": "seq-domainnet"}, (2000,), MINI_LAMBDAS),
     },
 )
 

@@ -224,7 +224,7 @@ BUFFER = (
         "current_share",
         share,
         "share r of the stream's batch in all that a step learns from, such as 1/5 or 0.2, or 1/T with T the tasks "
-        "seen: the draws have batch_size (1/r - 1) images together, in place of --minibatch_size each; 1: no replay",
+        "seen: the draws have batch_size (1/r-1) images together, in place of --minibatch_size each; 1: no replay",
         neutral=None,
     ),
     Option("balance_replay", flag, "draw as many samples of every task in the buffer", default=False, neutral=False),

@@ -154,6 +154,9 @@ def share(text: str) -> str:
     return str(value)
 
 
+share.metavar = "SHARE"
+
+
 def choice(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:

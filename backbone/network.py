@@ -8,6 +8,8 @@ net.begin_task(classes)  parameters that came into being with a new task; so man
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
@@ -19,6 +21,7 @@ class Network(nn.Module):
     """Base class: a subclass builds its layers with `factory`, implements `body` and has a `classifier`."""
 
     n_feature_maps = 0
+    half: torch.dtype | None = None  # in which products and convolutions of a training forward are computed (`--amp`)
 
     def __init__(self, factory: NormFactory):
         super().__init__()
@@ -33,9 +36,11 @@ class Network(nn.Module):
         if not self.training:
             embedding, features = self.body(x)
             return Output(self.classifier(embedding), embedding, features, Normalization())
-        with self.norms.forward_pass(groups, penalized=penalized) as this:
-            embedding, features = self.body(x)
-        return Output(self.classifier(embedding), embedding, features, this.report)
+        with torch.autocast(x.device.type, self.half) if self.half else nullcontext():
+            with self.norms.forward_pass(groups, penalized=penalized) as this:
+                embedding, features = self.body(x)
+            logits = self.classifier(embedding)
+        return Output(logits.to(x.dtype), embedding, features, this.report)  # a loss is not for half precision
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.output(x).logits

@@ -13,6 +13,7 @@ ALPHA = Option("alpha", number(0), "weight of the distance to the stored logits"
 @MODELS.register("der", help="dark experience replay, logits only", options=(ALPHA,))
 class Der(Method):
     stores_logits = True
+    compiles = True
     draw_names = ("logits",)
 
     def loss(self, batches, outputs, place):

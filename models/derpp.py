@@ -19,6 +19,7 @@ OPTIONS = (
 @MODELS.register("derpp", help="dark experience replay, with labels", options=OPTIONS)
 class Derpp(Method):
     stores_logits = True
+    compiles = True
     draw_names = ("logits", "labels")
 
     def loss(self, batches, outputs, place):

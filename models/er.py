@@ -10,6 +10,7 @@ from utils.config.registry import MODELS
 @MODELS.register("er", help="experience replay")
 class Er(Method):
     always_joint_forward = True
+    compiles = True
     draw_names = ("replay",)
 
     def loss(self, batches, outputs, place):

@@ -24,11 +24,13 @@ def closed_classes(labels: torch.Tensor, highest_seen: torch.Tensor, n_classes: 
 @MODELS.register("er_ace", help="experience replay with asymmetric cross-entropy")
 class ErAce(Method):
     needs_own_classes = True
+    compiles = True
     draw_names = ("replay",)
 
     def __init__(self, net, config, spec, augment, *more):
         super().__init__(net, config, spec, augment, *more)
-        # On the device, where the labels are: the mask of a step is then made without a copy from the host.
+        # On the device, where the labels are: the mask of a step is then made without a copy from the host. One tensor
+        # for the whole run: a captured graph writes to where it was.
         self.highest_seen = torch.tensor(-1, device=augment.scale.device)
 
     def due_draws(self, place):
@@ -36,8 +38,8 @@ class ErAce(Method):
 
     def loss(self, batches, outputs, place):
         current, logits = batches[CURRENT], outputs[CURRENT].logits
-        self.highest_seen = torch.maximum(self.highest_seen, current.labels.max())
-        if place.task > 0:
+        self.highest_seen.copy_(torch.maximum(self.highest_seen, current.labels.max()))
+        if not place.first_task:
             closed = closed_classes(current.labels, self.highest_seen, self.n_classes)
             logits = logits.masked_fill(closed, torch.finfo(logits.dtype).min)
         losses = {CURRENT: F.cross_entropy(logits, current.labels)}
@@ -49,4 +51,4 @@ class ErAce(Method):
         return {"highest_seen": self.highest_seen}
 
     def load_state_dict(self, state):
-        self.highest_seen = state["highest_seen"].to(self.highest_seen.device)
+        self.highest_seen.copy_(state["highest_seen"])

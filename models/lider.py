@@ -84,6 +84,7 @@ class Lider(Method):
     """Mixed into a base method, in front of it: `class X(Lider, Base)`, with the base's draws and `LIPSCHITZ_DRAWS`."""
 
     needs_features = True
+    compiles = False  # its power iterations start from draws of the host
 
     def __init__(self, net, *more):
         super().__init__(net, *more)

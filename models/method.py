@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +41,9 @@ from utils.data.stream import Stream, StreamSpec
 from utils.device import send_together
 from utils.errors import TOO_FEW_VALUES
 from utils.step import CURRENT, Batch, Output, Place, Step, forwards_of, total
+
+if TYPE_CHECKING:
+    from models.compiled_step import CompiledStep
 
 T = TypeVar("T")
 
@@ -71,6 +74,9 @@ class Method:
     always_joint_forward = False  # what `--replay_forward auto` means for this method, whatever the norm
     needs_own_classes = False  # makes no sense where tasks share their classes
     rebuilds_network = False  # what earlier tasks left in the network is thrown away
+    # May a step be compiled as a whole (`--compile`)? `loss` is made of tensor operations then, keeps its own tensors
+    # where they are, and asks of the place only whether it is in the `first_task`; `step` is the template's.
+    compiles = False
     keeps_graph = False  # `adjust_gradients` differentiates the step's outputs once more
     scores_unseen_classes = True  # else forward transfer has no meaning
     unused_options: tuple[str, ...] = ()  # options of the loop and the buffer that mean nothing here
@@ -89,6 +95,7 @@ class Method:
         self.left_out = 0  # batches of one image that the norm could not normalize
         self.n_grown = 0  # tasks that the network has grown by
         self.new_network = new_network  # a network as this one was before training; its argument addresses the weights
+        self.compiled: CompiledStep | None = None  # of `--compile`: `compute` as one graph
 
     # --- around tasks: override what you need ------------------------------------------------------------------
 
@@ -116,8 +123,29 @@ class Method:
     def step(self, batch: Batch, place: Place) -> Step:
         batches = self.batches(batch, place)
         replayed = self.replayed(batches)
-        penalty_weight = self.net.norms.penalty_weight(place.task, replayed)
-        outputs = self.forward(batches, place.task, replayed=replayed, penalized=penalty_weight > 0)
+        penalty_weight = self.net.norms.penalty_weight(place.task, replayed) or None
+        groups = self.groups(batches, place.task, replayed=replayed)
+        self.optimizer.zero_grad()
+        by = self.compiled if self.compiled is not None and self.is_full(batches, place) else self
+        step = Step(place, batches, *by.compute(batches, groups, place, penalty_weight))
+        step.loss.backward(retain_graph=self.keeps_graph)
+        if by is self.compiled:
+            self.compiled.move()
+        self.adjust_gradients(step)
+        self.optimizer.step()
+        if place.last:
+            self.remember(batch, step.outputs, place)
+        return step
+
+    def compute(
+        self,
+        batches: dict[str, Batch],
+        groups: dict[str, torch.Tensor | None],
+        place: Place,
+        penalty_weight: float | torch.Tensor | None,
+    ) -> tuple[dict[str, Output], dict[str, torch.Tensor], torch.Tensor]:
+        """Outputs, the terms of the loss, and their sum: the part of a step that `--compile` makes one graph of."""
+        outputs = self.through_network(batches, groups, penalized=penalty_weight is not None)
         losses = self.loss(batches, outputs, place)
         if not isinstance(losses, dict):
             raise TypeError(
@@ -126,14 +154,18 @@ class Method:
         penalties = [norms.penalty for norms in forwards_of(outputs) if norms.penalty is not None]
         if penalties:
             losses = losses | {"penalty": penalty_weight * total(penalties)}
-        step = Step(place, batches, outputs, losses, total(losses.values()))
-        self.optimizer.zero_grad()
-        step.loss.backward(retain_graph=self.keeps_graph)
-        self.adjust_gradients(step)
-        self.optimizer.step()
-        if place.last:
-            self.remember(batch, outputs, place)
-        return step
+        return outputs, losses, total(losses.values())
+
+    def is_full(self, batches: dict[str, Batch], place: Place) -> bool:
+        """Has the step as many samples as its like always have? Not a run's first, nor those with an epoch's last batch
+        or with draws from a buffer that has just begun to fill. By nothing but the state of the run: a resumed run
+        compiles the same steps."""
+        if self.buffer is not None and not len(self.buffer):
+            return False
+        names = self.due_draws(place)
+        due = dict(zip(names, draw_sizes(self.config, len(names), place.task + 1), strict=True))
+        full = {CURRENT: self.config.batch_size} | {name: size for name, size in due.items() if size}
+        return {name: len(batch) for name, batch in batches.items()} == full
 
     def unless_single(self, size: int, learn: Callable[[], T]) -> T | None:
         """`learn()`; or None where an epoch's last batch is a single image that the network's norm cannot normalize:
@@ -251,13 +283,18 @@ class Method:
         }
 
     def forward(self, batches: dict[str, Batch], task: int, *, replayed: bool, penalized: bool) -> dict[str, Output]:
-        """The batches of a step through the network, as one or one after the other.
+        """The batches of a step through the network, as one or one after the other."""
+        return self.through_network(batches, self.groups(batches, task, replayed=replayed), penalized=penalized)
 
-        A step that replays nothing has plain batch statistics: its samples have no groups.
-        """
-        groups: dict[str, torch.Tensor | None] = dict.fromkeys(batches)
-        if replayed or len(batches) > 1:
-            groups = {name: self.net.norms.groups(b, task, drawn=name != CURRENT) for name, b in batches.items()}
+    def groups(self, batches: dict[str, Batch], task: int, *, replayed: bool) -> dict[str, torch.Tensor | None]:
+        """The groups of the samples. A step that replays nothing has plain batch statistics: its samples have none."""
+        if not replayed and len(batches) == 1:
+            return dict.fromkeys(batches)
+        return {name: self.net.norms.groups(b, task, drawn=name != CURRENT) for name, b in batches.items()}
+
+    def through_network(
+        self, batches: dict[str, Batch], groups: dict[str, torch.Tensor | None], *, penalized: bool
+    ) -> dict[str, Output]:
         if len(batches) == 1 or getattr(self.config, "replay_forward", None) != "joint":
             return {
                 name: self.net.output(batch.inputs, groups[name], penalized=penalized)
@@ -266,4 +303,4 @@ class Method:
         inputs = torch.cat([batch.inputs for batch in batches.values()])
         together = None if groups[CURRENT] is None else torch.cat(list(groups.values()))
         whole = self.net.output(inputs, together, penalized=penalized)
-        return dict(zip(batches, whole.split([len(batch) for batch in batches.values()]), strict=True))
+        return dict(zip(batches, whole.split([len(batch.inputs) for batch in batches.values()]), strict=True))

@@ -10,6 +10,7 @@ from utils.step import CURRENT
 @MODELS.register("sgd", help="fine-tuning without replay (FT)")
 class Sgd(Method):
     uses_buffer = False
+    compiles = True
 
     def loss(self, batches, outputs, place):
         return {"labels": F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}

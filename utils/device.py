@@ -61,13 +61,40 @@ def memory_of(device: torch.device) -> int:
         return there
 
 
+def refuse_without_half(device: torch.device) -> None:
+    """CPUs compute bfloat16 one way or another."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise UsageError(f"--amp bfloat16: {torch.cuda.get_device_name(device)} cannot compute with it; leave it out")
+
+
 def memory_format(channels_last: str) -> torch.memory_format:
     """The layout of activations that `--channels_last` names.
 
-    `auto` is contiguous on every device: on CPUs channels-last is a few percent faster with BN, but the backward of
-    torch 2.14's oneDNN convolutions corrupts memory there with few channels and several threads.
+    `auto` is contiguous for every norm on every device, by what could be measured (`python -m scripts.bench compile`;
+    `norms` has the layers alone): on CPUs, channels-last is a few percent faster with BN, and AdaB2N's layers, at 0.7
+    of BN's time in the contiguous layout, are at 1.4 of it there.
     """
     return torch.channels_last if channels_last == "yes" else torch.contiguous_format
+
+
+def refuse_corrupting_convolutions(net: torch.nn.Module, device: torch.device) -> None:
+    """oneDNN's backward of 1x1 convolutions with a stride, in channels-last, writes past its working space where its
+    blocks have room for more channels than there are (uxlfoundation/oneDNN#6035): gradients are wrong, or the process
+    hangs or crashes. With AVX2's blocks of 8, the smallest that was found:
+
+        x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+        w = torch.randn(8, 4, 1, 1, requires_grad=True)
+        F.conv2d(x, w, stride=2).sum().backward()    # with two threads; ONEDNN_MAX_CPU_ISA=AVX2 where there is more
+    """
+    block = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
+    for layer in net.modules():
+        if device.type == "cpu" and isinstance(layer, torch.nn.Conv2d) and layer.weight.dtype != torch.float64:
+            channels, strided = layer.in_channels // layer.groups, layer.kernel_size == (1, 1) and max(layer.stride) > 1
+            if strided and channels < block:
+                raise UsageError(
+                    f"--channels_last yes: oneDNN spoils 1x1 convolutions with a stride and fewer than {block} "
+                    f"channels, and the network has one with {channels}: leave it out, or make the network wider"
+                )
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -82,6 +82,10 @@ class Place:
     def address(self) -> tuple[int, int]:
         return self.step, self.iteration
 
+    @property
+    def first_task(self) -> bool:
+        return self.task == 0
+
 
 @dataclass(frozen=True)
 class Step:

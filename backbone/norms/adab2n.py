@@ -13,6 +13,8 @@ Weights, momentum and penalty concern the whole network and live in `AdaptiveBal
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -22,7 +24,7 @@ from backbone.norms.batch_norm_family import NORM_IMPL, BatchNormFamily, Groups,
 from backbone.norms.kernels.weighted import SampleWeights
 from utils.config.options import ByFidelity, Option, Rule, choice, integer, number
 from utils.config.registry import NORMS
-from utils.step import Batch
+from utils.step import Batch, total
 
 OPTIONS = (
     Option("kappa", number(0, 1), "momentum between cumulative (0) and exponential (1) average", default=0.7),
@@ -107,6 +109,7 @@ class AdaptiveBalance(BatchNormFamily):
         self.running_var_start = float(running_var_start)
         self.psi = nn.ParameterList()  # one (layers,) vector per seen group, so that it grows by appending
         self.eta_start = eta_start
+        self.stacked: torch.Tensor | None = None  # psi as one tensor, (groups, layers), while a graph asks for it
 
     # --- momentum, Eq. 17 --------------------------------------------------------------------------------------
 
@@ -137,6 +140,21 @@ class AdaptiveBalance(BatchNormFamily):
         self._grow(sum(key.startswith(f"{prefix}psi.") for key in state_dict))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
+    def table(self) -> torch.Tensor:
+        """psi of all groups, (groups, layers)."""
+        return torch.stack(list(self.psi)) if self.stacked is None else self.stacked
+
+    @contextmanager
+    def grown_as_tensors(self) -> Iterator[None]:
+        if len(self.psi):
+            self.stacked = torch.stack(list(self.psi))
+        if len(self.psi) > 1:  # one is always another graph
+            torch._dynamo.mark_dynamic(self.stacked, 0)
+        try:
+            yield
+        finally:
+            self.stacked = None
+
     def groups(self, batch: Batch, task: int, *, drawn: bool) -> torch.Tensor | None:
         if self.balance_groups == "none":
             return None
@@ -149,17 +167,18 @@ class AdaptiveBalance(BatchNormFamily):
         return batch.labels if by_class else batch.tasks
 
     def weigh(self, groups: Groups) -> Weights:
-        members = groups.members(len(self.psi))
+        psi = self.table()
+        members = groups.members(len(psi))
         counts = members.sum(0)
-        of_groups = self.group_weights(counts.to(groups.dtype))
+        of_groups = self.group_weights(psi, counts.to(groups.dtype))
         share = (members / counts.clamp(min=1).double()).to(groups.dtype)  # 1 / N_g where sample n is of group g
         same_group = groups.same_group() if self.variance == "within" else None
         by_layer = (of_groups.T @ share.T).unbind()
         return Weights([SampleWeights(of_layer, same_group=same_group) for of_layer in by_layer], of_groups)
 
-    def group_weights(self, counts: torch.Tensor) -> torch.Tensor:
+    def group_weights(self, psi: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """p for all layers: (groups, layers) from the (groups,) sample counts of a batch."""
-        pseudo = torch.stack(list(self.psi)).exp() + counts.unsqueeze(1)
+        pseudo = psi.exp() + counts.unsqueeze(1)
         counted = pseudo if self.absent_tasks == "counted" else pseudo * (counts > 0).unsqueeze(1)
         return pseudo / counted.sum(0)
 
@@ -174,6 +193,9 @@ class AdaptiveBalance(BatchNormFamily):
         self._advance([layer.eta for layer in layers])
         if not penalized:
             return None
+        if torch.compiler.is_compiling():  # small sums, which join the computation of the statistics
+            squares = [(new - old).square() for new, old in zip(batch, running, strict=True)]
+            return total(each.mean() if self.penalty_norm == "mean" else each.sum() for each in squares)
         distance = torch.cat(batch) - torch.cat(running)
         sizes = tuple(len(statistic) for statistic in running)
         return distance.square() @ _factor_of_channels(sizes, self.penalty_norm, distance.dtype, distance.device)

@@ -179,7 +179,7 @@ def move_towards(running: list[torch.Tensor], batch: list[torch.Tensor], momenta
         torch._foreach_lerp_(running, batch, momenta[0])
         return
     dtype = running[0].dtype
-    if running[0].device.type == "cpu":
+    if running[0].device.type == "cpu" or torch.compiler.is_compiling():
         for old, new, momentum in zip(running, batch, momenta, strict=True):
             old.lerp_(new, momentum.to(dtype))
         return

@@ -57,6 +57,12 @@ class SharedNormState(nn.Module):
         batch statistics; `penalized` asks for the penalty."""
         yield ForwardPass()
 
+    @contextmanager
+    def grown_as_tensors(self) -> Iterator[None]:
+        """Around a compiled forward: what becomes more with tasks is one tensor within, so that a graph need not know
+        how many there are."""
+        yield
+
     def penalty_weight(self, task: int, replayed: bool) -> float:
         """The factor of the penalty in the loss of a step of this task, 0 where there is none."""
         return 0.0

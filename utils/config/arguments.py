@@ -377,6 +377,12 @@ def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: d
     if config["accept_changed_code"] and config["restart_changed_code"]:
         raise UsageError("--accept_changed_code and --restart_changed_code contradict each other: give one")
     _check_training(config, explicit)
+    if config["amp"] != "none" and config["dtype"] != "float32":
+        raise UsageError(
+            f"--amp {config['amp']} is float32 with some of it in half: leave --dtype {config['dtype']} out"
+        )
+    if config["compile"]:
+        _settle_compilation(config, entries)
     _settle_tasks(config, explicit)
     model, backbone = entries["model"].build, entries["backbone"].build
     if model.needs_features and not backbone.n_feature_maps:
@@ -402,6 +408,23 @@ def _check_together(config: dict[str, Any], explicit: dict[str, Any], entries: d
         config["ring_quota"] = None  # so that a reservoir's run is the same run whatever a preset says of rings
     if config.get("replay_forward") == "auto":
         config["replay_forward"] = _meaning_of_auto(entries)
+
+
+def _settle_compilation(config: dict[str, Any], entries: dict[str, Entry]) -> None:
+    """One graph has no room for what works layer by layer."""
+    if not entries["model"].build.compiles:
+        able = ", ".join(name for name, entry in sorted(MODELS.entries().items()) if entry.build.compiles)
+        raise UsageError(f"--compile is not for --model {config['model']}, but for {able}: leave it out")
+    if config["batch_size"] == 1:
+        raise UsageError("--compile needs batches of at least 2 images: leave it out, or set --batch_size")
+    if config["probe"]:
+        raise UsageError("--probe watches layers one by one, which --compile makes one: give one of the two")
+    if config.get("norm_impl", "auto") not in ("auto", "reference"):
+        raise UsageError(
+            f"--compile makes kernels of the norms' plain operations: leave --norm_impl {config['norm_impl']} out"
+        )
+    if "norm_impl" in config:
+        config["norm_impl"] = "reference"
 
 
 def _check_training(config: dict[str, Any], explicit: dict[str, Any]) -> None:

@@ -157,9 +157,25 @@ TRAINING = (
     Option(
         "channels_last",
         choice("auto", "yes", "no"),
-        "channels-last activations, equal up to rounding; auto: no (oneDNN crashes with few channels and many threads)",
+        "channels-last activations, equal up to rounding; auto: no, whatever the device and the norm",
         default="auto",
         changes_numbers=False,
+    ),
+    Option(
+        "compile",
+        flag,
+        "forward, loss and backward of a step as one graph, on CUDA replayed as CUDA graphs, equal up to rounding; for "
+        "steps with full batches of er, er_ace, derpp, der, sgd and joint",
+        default=False,
+        changes_numbers=False,
+    ),
+    Option(
+        "amp",
+        choice("none", "bfloat16"),
+        "bfloat16 for convolutions and products in training; statistics, penalty, loss, weights and evaluation stay "
+        "float32",
+        default="none",
+        neutral="none",
     ),
     Option("n_epochs", integer(1, 10**6), "epochs per task"),
     Option("n_iters", integer(1), "steps per task, instead of --n_epochs", neutral=None),

@@ -14,7 +14,7 @@ from utils.data.augment import Augment
 from utils.data.buffer import Buffer
 from utils.data.random import torch_seed
 from utils.data.stream import Stream, StreamSpec
-from utils.device import memory_format, memory_of
+from utils.device import memory_format, memory_of, refuse_corrupting_convolutions, refuse_without_half
 from utils.errors import UsageError
 from utils.run.statistics import statistical
 
@@ -92,10 +92,17 @@ def build_network(config: Config, spec: StreamSpec, device: torch.device, weight
             raise UsageError(f"the network cannot be built: {str(error).splitlines()[0]}; make it smaller") from error
     if getattr(config, "eval_statistics", "running") != "running":
         statistical(net, f"--eval_statistics {config.eval_statistics}")
+    if config.amp != "none":
+        refuse_without_half(device)
+        net.half = getattr(torch, config.amp)
     if not on_paper:
         net.norms.check_device(device)
+    layout = memory_format(config.channels_last)
     with told_if_too_large("the network"):
-        return net.to(device, getattr(torch, config.dtype), memory_format=memory_format(config.channels_last))
+        net = net.to(device, getattr(torch, config.dtype), memory_format=layout)
+    if layout is torch.channels_last:
+        refuse_corrupting_convolutions(net, device)
+    return net
 
 
 def build_augment(config: Config, spec: StreamSpec, device: torch.device) -> Augment:
@@ -112,10 +119,15 @@ def build_method(config: Config, spec: StreamSpec, net: torch.nn.Module, device:
             policy = method.buffer_policy(config, spec)
             logits_dtype = dtype if method.stores_logits else None
             buffer = Buffer(config.buffer_size, policy, spec, device, logits_dtype=logits_dtype)
-        return method(
+        built = method(
             net, config, spec, build_augment(config, spec, device), buffer,
             lambda weights: build_network(config, spec, device, weights),
         )  # fmt: skip
+    if config.compile:
+        from models.compiled_step import CompiledStep
+
+        built.compiled = CompiledStep(built)
+    return built
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

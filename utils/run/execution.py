@@ -23,7 +23,8 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     except OSError as error:
         raise RunFailed(f"cannot write to {folder.path}: {error.strerror}; make room and try again") from error
     training.checkpoints = folder.checkpoints
-    training.conditions = _noted(conditions(training.method.net), state["conditions"] if state else [])
+    now = conditions(training.method.net) | {"compile": training.method.compiled is not None}
+    training.conditions = _noted(now, state["conditions"] if state else [])
     n_tasks = len(training.stream.train_sizes)
     training.observers = build_observers(config, training.method, n_tasks, folder, fresh=state is None)
     if not config.non_verbose:
@@ -87,11 +88,12 @@ def _attempt(training: Training, state: dict | None) -> tuple[str, dict[str, Any
 
 def _noted(now: dict[str, Any], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All conditions that a run has been under; a change of them is said."""
+    before = [{"compile": False} | one for one in before]  # which was not always noted
     if now in before:
         return before
     if before:
         differing = ", ".join(
-            f"{name} {now[name]} instead of {old}" for name, old in before[-1].items() if now[name] != old
+            f"{name} {value} instead of {before[-1][name]}" for name, value in now.items() if value != before[-1][name]
         )
         print(
             f"warning: goes on with {differing}: rounding differs from here on, which training amplifies to other "

@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import CPU
+from helpers import CPU, build_run, make_spec, make_stream, run_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import utils.device
 import utils.run.estimate
 from datasets.seq_digits import SeqDigits
-from utils.config.arguments import resolve
+from utils.config.arguments import identity_options, resolve
 from utils.device import memory_of, pick_device, send_together, set_up_device, to_device
 from utils.errors import UsageError
-from utils.run.build import Data
+from utils.run.build import Data, build_network
 from utils.run.estimate import memory_estimate
+from utils.step import Place
 
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "2"]
 
@@ -290,3 +291,64 @@ def test_threads_of_a_sweeps_run_do_not_wait_for_long(tmp_path):
 )
 def test_how_the_user_has_threads_wait_counts(name, value, found):
     assert spins("main.py", "--list", **{name: value}) == [found]
+
+
+# --- half precision and channels-last -----------------------------------------------------------------------------
+
+
+def test_half_of_double_precision_is_refused(run_main):
+    ended = run_main("--model", "er", *DIGITS, "--dry_run", "--amp", "bfloat16", "--dtype", "float64")
+    assert ended.code == 2
+    assert ended.stderr == "error: --amp bfloat16 is float32 with some of it in half: leave --dtype float64 out\n"
+
+
+def test_half_precision_is_another_run_and_none_is_not():
+    plain, none, half = (
+        identity_options(resolve({"model": "er", "dataset": "seq-digits"} | amp))
+        for amp in ({}, {"amp": "none"}, {"amp": "bfloat16"})
+    )
+    assert plain == none
+    assert half == plain | {"amp": "bfloat16"}
+
+
+@pytest.mark.parametrize("norm", ["bn", "gn", "ln", "in", "cn", "adab2n", "brn", "tbbn"])
+def test_a_step_in_half_precision(norm):
+    """Convolutions are of bfloat16; logits, loss, statistics and gradients are float32, and near to those without."""
+    losses = {}
+    for amp in ("none", "bfloat16"):
+        config = run_config("er_ace", norm, "resnet18", amp=amp)
+        stream = make_stream(make_spec(image_shape=(3, 16, 16)))
+        net, method = build_run(config, stream)
+        seen = set()
+        net.conv1.register_forward_hook(lambda layer, inputs, output, seen=seen: seen.add(output.dtype))
+        method.grow()
+        net.train()
+        step = method.step(next(stream.batches(0, 0, 0)), Place(0, 0))
+        assert seen == {torch.float32 if amp == "none" else torch.bfloat16}
+        assert step.outputs["current"].logits.dtype == step.loss.dtype == torch.float32
+        assert {parameter.grad.dtype for parameter in net.parameters() if parameter.grad is not None} == {torch.float32}
+        assert all(buffer.dtype != torch.bfloat16 for buffer in net.buffers())
+        losses[amp] = step.loss.item()
+    assert losses["bfloat16"] == pytest.approx(losses["none"], rel=0.05)
+    assert losses["bfloat16"] != losses["none"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "refused"),
+    [
+        ("AVX512", {"num_filters": 15}, 15),
+        ("AVX512", {"num_filters": 16}, None),
+        ("AVX2", {"num_filters": 7}, 7),
+        ("AVX2", {"num_filters": 8}, None),
+        ("AVX512", {"num_filters": 4, "dtype": "float64"}, None),  # which oneDNN does not compute
+        ("AVX512", {"num_filters": 4, "channels_last": "auto"}, None),
+    ],
+)
+def test_channels_last_is_refused_for_convolutions_that_it_would_spoil(capability, options, refused, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    config = resolve({"model": "er", "dataset": "seq-cifar10", "channels_last": "yes", "device": "cpu"} | options)
+    if refused is None:
+        build_network(config, make_spec(), CPU)
+        return
+    with pytest.raises(UsageError, match=f"--channels_last yes: .* has one with {refused}: leave it out"):
+        build_network(config, make_spec(), CPU)

@@ -1,0 +1,185 @@
+"""`--compile`: a step as one graph. Counts and numbers here, with backends that generate no code; what Inductor makes
+of such graphs is for `make test-compile` (tests/compiled)."""
+
+import logging
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+
+from models import compiled_step
+from tests.helpers import build_run, make_spec, make_stream, run_config
+from utils.config.arguments import resolve
+from utils.errors import UsageError
+from utils.step import Place
+
+SPEC = make_spec(n_tasks=3, n_classes=6, train_sizes=(42,) * 3)  # ten full batches a task, and one of two images
+NORMS = ["bn", "gn", "cn", "adab2n"]
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Counts the graphs that a test makes; `aot_eager` or `eager` computes them."""
+    torch._dynamo.reset()
+    counters.clear()
+    # pytest listens to all that is logged, and so torch writes down all that it does.
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "handlers", [])
+
+    def with_backend(name: str) -> CompileCounterWithBackend:
+        counted = CompileCounterWithBackend(name)
+        monkeypatch.setattr(compiled_step, "BACKEND", counted)
+        return counted
+
+    return with_backend
+
+
+def started(model: str, norm: str, spec=SPEC, **options):
+    stream = make_stream(spec)
+    return build_run(run_config(model, norm, **options), stream)[1], stream
+
+
+def steps_of(method, stream, tasks, epochs: int = 1, number: int = 0):
+    """One after the other, as the loop asks for them."""
+    for task in tasks:
+        method.grow()
+        method.begin_task(task, stream)
+        method.net.train()
+        for epoch in range(epochs):
+            for batch in stream.batches(task, epoch, 0):
+                yield method.step(batch, Place(task, number, epoch))
+                number += 1
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("model", ["er_ace", "derpp"])
+def test_two_hundred_steps_of_a_task_are_one_graph(graphs, model, norm):
+    counted = graphs("eager")
+    method, stream = started(model, norm, make_spec(train_sizes=(400, 400)), compile=True)
+    found = [counted.frame_count for _ in steps_of(method, stream, [0, 1], epochs=2)]
+    assert len(found) == 400
+    assert found[:2] == [0, 1]  # the first step of a run has no draw
+    assert set(found[1:200]) == {1}
+    assert len(set(found[201:])) == 1
+    assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize(
+    ("model", "norm", "options", "most"),
+    [
+        ("derpp", "bn", {}, 1),
+        ("derpp", "adab2n", {}, 2),  # psi of one group, and of any other number
+        ("derpp", "adab2n", {"balance_groups": "class"}, 1),
+        ("derpp", "adab2n", {"ada_t0": 1}, 2),
+        ("er_ace", "adab2n", {}, 2),  # without replay, and with it
+        ("er", "cma", {}, 1),
+        ("sgd", "bn_frozen", {}, 3),  # one for every task
+        ("er", "bn", {"current_share": "1/T"}, 3),
+    ],
+)
+def test_graphs_of_a_run_are_bounded(graphs, model, norm, options, most):
+    """Whatever the number of tasks, the draws of the first steps and the last batches, which are smaller."""
+    counted = graphs("eager")
+    method, stream = started(model, norm, compile=True, **options)
+    assert len(list(steps_of(method, stream, [0, 1, 2]))) == 33
+    assert counted.frame_count == most
+
+
+@pytest.mark.parametrize(
+    ("model", "norm", "options"),
+    [
+        ("er_ace", "bn", {}),
+        ("derpp", "gn", {"minibatch_size": 6}),
+        ("derpp", "adab2n", {"lambd": 1.0, "kappa": 0.3}),
+        ("er", "adab2n", {"fidelity": "paper", "lambd": 0.01}),
+        ("er_ace", "brn", {"brn_warmup": 0}),  # whose gradient sees the running statistics, as the penalty's does
+    ],
+)
+def test_the_numbers_are_those_of_the_step_without(graphs, model, norm, options):
+    """Losses and the whole state, momentum of the optimizer included, through three tasks."""
+    graphs("aot_eager")
+    runs = [started(model, norm, dtype="float64", optim_mom=0.5, compile=way, **options) for way in (True, False)]
+    losses = [[step.loss.item() for step in steps_of(*run, [0, 1, 2])] for run in runs]
+    assert len(losses[0]) == 33
+    assert losses[0] == pytest.approx(losses[1], rel=0, abs=1e-9)
+    states = [run[0].net.state_dict() for run in runs]
+    assert states[0].keys() == states[1].keys()
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(tensor, states[1][name], rtol=0, atol=1e-9, msg=name)
+    for one, other in zip(*(run[0].optimizer.state.values() for run in runs), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+
+
+def test_what_observers_see_is_the_same(graphs):
+    graphs("aot_eager")
+    runs = [started("derpp", "adab2n", dtype="float64", lambd=1.0, compile=way) for way in (True, False)]
+    for mine, theirs in zip(*(steps_of(*run, [0]) for run in runs), strict=True):
+        assert mine.losses.keys() == theirs.losses.keys()
+        for name, term in mine.losses.items():
+            torch.testing.assert_close(term, theirs.losses[name], rtol=0, atol=1e-9)
+        for name, output in mine.outputs.items():
+            torch.testing.assert_close(output.logits, theirs.outputs[name].logits, rtol=0, atol=1e-9)
+            torch.testing.assert_close(output.norms.means, theirs.outputs[name].norms.means, rtol=0, atol=1e-9)
+            assert output.norms.layers == theirs.outputs[name].norms.layers
+
+
+def test_only_full_steps_are_compiled(graphs):
+    """The first has no draw, those after it small ones, the last batch of a task is small: by the run's state alone."""
+    graphs("eager")
+    method, stream = started("derpp", "bn", minibatch_size=10, compile=True)
+    by_graph, compute = [], method.compiled.compute
+    method.compiled.compute = lambda *arguments: by_graph.append(None) or compute(*arguments)
+    done = [len(by_graph) for _ in steps_of(method, stream, [0, 1])]
+    assert done == [0, 0, 0, *range(1, 8), 7, *range(8, 18), 17]
+
+
+def test_a_resumed_run_comes_to_the_same_bits(graphs):
+    graphs("eager")
+    (whole, stream), (before, _), (after, _) = (started("er_ace", "bn", compile=True) for _ in range(3))
+    expected = [step.loss.item() for step in steps_of(whole, stream, [0, 1])]
+    found = [step.loss.item() for step in steps_of(before, stream, [0])]
+    after.grow()
+    for part in ("net", "optimizer", "buffer"):
+        getattr(after, part).load_state_dict(getattr(before, part).state_dict())
+    after.load_state_dict(before.state_dict())
+    assert found + [step.loss.item() for step in steps_of(after, stream, [1], number=len(found))] == expected
+
+
+def test_a_record_says_so_and_the_run_is_the_same_run(graphs, run_main):
+    counted = graphs("eager")
+    flags = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--n_iters", "4"]
+    compiled = run_main(*flags, "--compile")
+    (condition,) = compiled.record["conditions"]
+    assert (condition["compile"], condition["norm_impl"], counted.frame_count) == (True, "reference", 2)
+    plain = run_main(*flags, "--rerun")
+    assert (plain.folder, plain.record["conditions"][0]["compile"]) == (compiled.folder, False)
+
+
+def test_a_machine_without_a_compiler_is_told_before_the_run(monkeypatch):
+    def none():
+        raise RuntimeError("no g++\nfound")
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", none)
+    with pytest.raises(UsageError, match=r"--compile needs a C\+\+ compiler on a CPU \(no g\+\+\): install"):
+        started("er", "bn", compile=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"model": "agem"}, "--compile is not for --model agem, but for der, derpp, er, er_ace, joint, sgd: leave it"),
+        ({"model": "er_ace_lider"}, "--compile is not for --model er_ace_lider"),
+        ({"model": "gdumb"}, "--compile is not for --model gdumb"),
+        ({"batch_size": 1}, "--compile needs batches of at least 2 images"),
+        ({"probe": ("statistics",)}, "--probe watches layers one by one"),
+        ({"norm": "adab2n", "norm_impl": "fused"}, "leave --norm_impl fused out"),
+    ],
+)
+def test_what_cannot_be_one_graph_is_refused(options, reason):
+    with pytest.raises(UsageError, match=reason):
+        resolve({"model": "er", "dataset": "seq-digits", "compile": True} | options)
+
+
+def test_norms_become_plain_operations():
+    config = resolve({"model": "er", "norm": "adab2n", "dataset": "seq-digits", "compile": True})
+    assert config.norm_impl == "reference"

@@ -5,10 +5,12 @@ PY := $(VENV)/bin/python
 ARGS ?= --model derpp --norm adab2n --dataset seq-digits
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-ray test-slurm readme lint format matrix soak bench clean
+HAS_CUDA = $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"
+.PHONY: help install run test test-compile test-cuda test-ray test-slurm readme lint format matrix soak bench bench-compile \
+	bench-cuda clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 install: $(VENV)/.installed ## create .venv and install the pinned requirements
 
@@ -24,6 +26,12 @@ test: install ## all tests, two at a time, one thread each
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+
+test-compile: install ## what Inductor generates for compiled steps: traces, float64 steps, bfloat16 (half an hour)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/compiled
+
+test-cuda: install ## on a GPU: golden curves, traces, kernels, and that no step waits
+	@if $(HAS_CUDA); then $(PY) -m pytest -o addopts= -q tests/cuda; else echo "test-cuda: no GPU here, skipped"; fi
 
 test-ray: install ## sweeps on a real local Ray cluster of two nodes; workers and a node are killed
 	$(PY) -m pip install --quiet -r requirements-ray.txt
@@ -51,7 +59,16 @@ soak: install ## kill and resume runs at random moments, at least 171 times; com
 	OMP_NUM_THREADS=1 $(PY) -m scripts.soak
 
 bench: install ## all benchmarks (ten minutes, nothing else should run)
-	for subject in norms step memory startup checkpoint sweep busy stream probes; do $(PY) -m scripts.bench $$subject; done
+	for subject in norms step whole memory startup checkpoint sweep busy stream probes; do $(PY) -m scripts.bench $$subject; done
+
+bench-compile: install ## compiled steps on this CPU; hours of compilation, and the numbers in results/benchmarks
+	for subject in kernels compile; do \
+		$(PY) -m scripts.bench $$subject --json results/benchmarks/cpu-$$subject.json || exit; done
+
+bench-cuda: install ## norms, steps, compiled steps and whole runs on a GPU; the numbers in results/benchmarks
+	@if $(HAS_CUDA); then for subject in norms step kernels compile whole; do \
+		$(PY) -m scripts.bench $$subject --json results/benchmarks/cuda-$$subject.json || exit; done; \
+	else echo "bench-cuda: no GPU here, skipped"; fi
 
 clean: ## remove the environment and caches; results stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -69,7 +69,7 @@ def first_of_each(data: Split, tasks: tuple[tuple[int, int], ...], count: int) -
     return split_of(data.images[chosen].numpy(), data.labels_host[chosen])
 
 
-def curve(model: str, norm: str, **options) -> dict:
+def curve(model: str, norm: str, device: torch.device = CPU, **options) -> dict:
     explicit = {
         "model": model,
         "norm": norm,
@@ -92,9 +92,9 @@ def curve(model: str, norm: str, **options) -> dict:
     if norm == "adab2n":  # the defaults are chosen for accuracy, and may be chosen again
         explicit |= {"kappa": 0.7, "lambd": 1.0, "ada_t0": 0}
     config = resolve(explicit | options)
-    stream = shortened(Data(config).stream(CPU))
-    net = build_network(config, stream.spec, CPU)
-    method = build_method(config, stream.spec, net, CPU)
+    stream = shortened(Data(config).stream(CPU)).to(device)
+    net = build_network(config, stream.spec, device)
+    method = build_method(config, stream.spec, net, device)
     losses = Losses()
     Training(config, stream, method, [losses]).run()
     with torch.no_grad():

@@ -38,7 +38,7 @@ class ReservoirNumbers:
         return released.RESERVOIR_NUMBERS[self.seen : self.seen + count]
 
 
-def replayed_run(trace: dict):
+def replayed_run(trace: dict, device: torch.device):
     """The method of a trace with its first weights, its draws and no augmentation."""
     options = {name: value for name, value in trace.items() if name not in RECORDED}
     config = resolve({"dataset": "seq-cifar10", "dtype": "float64", "device": "cpu"} | options)
@@ -47,11 +47,11 @@ def replayed_run(trace: dict):
         n_tasks=released.TASKS, n_classes=n_classes, image_shape=(3, trace["size"], trace["size"]),
         mean=released.MEAN, std=released.STD,
     )  # fmt: skip
-    net = build_network(config, spec, CPU)
+    net = build_network(config, spec, device)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             parameter.copy_(torch.from_numpy(released.first_weights(plain(name), tuple(parameter.shape))))
-    method = build_method(config, spec, net, CPU)
+    method = build_method(config, spec, net, device)
     buffer, add = method.buffer, method.buffer.add
 
     def draw(name: str, size: int, place: Place) -> np.ndarray:
@@ -69,19 +69,20 @@ def plain(name: str) -> str:
     return re.sub(r"(norm\d|shortcut\.1)\.1\.", r"\1.", name)
 
 
-def replay(trace: dict) -> dict:
-    method, losses = replayed_run(trace), []
+def replay(trace: dict, device: torch.device = CPU) -> dict:
+    method, losses = replayed_run(trace, device), []
     for step, (task, images, labels) in enumerate(released.stream(trace["size"])):
         if step % len(released.SIZES) == 0:
             method.grow()
             method.begin_task(task, None)
             method.net.train()
-        found = method.step(split_of(images, labels).of_task(task), Place(task, step))
+        found = method.step(split_of(images, labels).to(device).of_task(task), Place(task, step))
         losses.append(found.loss.item())
     with torch.no_grad():
         method.net.eval()
-        logits = method.predict(method.augment.normalize(torch.from_numpy(released.probe(trace["size"]))))
-    tensors = {plain(name): tensor.numpy() for name, tensor in method.net.state_dict().items()}
+        images = torch.from_numpy(released.probe(trace["size"])).to(device)
+        logits = method.predict(method.augment.normalize(images))
+    tensors = {plain(name): tensor.cpu().numpy() for name, tensor in method.net.state_dict().items()}
     found = {"losses": losses, "logits": logits.tolist()}
     found["digests"] = {name: released.digest(name, tensors[name]) for name in trace["digests"]}
     if "psi" in trace:
@@ -95,10 +96,10 @@ def psi_by_layer(net) -> dict[str, list[float]]:
     return {name: table[number].tolist() for number, name in layers}
 
 
-def deviations(path: Path) -> dict[str, float]:
+def deviations(path: Path, device: torch.device = CPU) -> dict[str, float]:
     """The largest |ours - theirs| / max(1, |theirs|) of every kind of number."""
     trace = json.loads(path.read_text())
-    found = replay(trace)
+    found = replay(trace, device)
     worst = {}
     for kind in ("losses", "logits", "digests", "psi"):
         if kind in trace:

@@ -12,6 +12,7 @@ from backbone.norms import norm_factory
 from utils.config.arguments import Config, resolve
 from utils.data.augment import Crop, Flip
 from utils.data.stream import StreamSpec, TensorStream, ranges, split_of
+from utils.device import pick_device
 from utils.run.build import build_method, build_network
 from utils.run.training import Cursor, Training
 from utils.step import Batch, Place
@@ -29,19 +30,22 @@ def norm_stack(
     norm: str, shapes: list[tuple[int, int]], batch: int, layout: str, tasks: int = 5, **options
 ) -> Callable:
     """Forward and backward of these layers, with all that the norm shares across them; each has its own input."""
-    factory = norm_factory(norm, **options)
-    layers = [factory(channels, spatial=(side, side)) for channels, side in shapes]
+    factory, device = norm_factory(norm, **options), pick_device("auto")
+    layers = [factory(channels, spatial=(side, side)).to(device) for channels, side in shapes]
+    factory.shared.to(device)
     for task in range(tasks):
         factory.shared.begin_task(n_classes=task + 1)
     parameters = [p for module in (*layers, factory.shared) for p in module.parameters()]
     generator = torch.Generator().manual_seed(0)
 
     def tensor(channels: int, side: int) -> torch.Tensor:
-        return torch.randn(batch, channels, side, side, generator=generator).to(memory_format=LAYOUTS[layout])
+        drawn = torch.randn(batch, channels, side, side, generator=generator)
+        return drawn.to(device, memory_format=LAYOUTS[layout])
 
     inputs = [tensor(*shape).requires_grad_() for shape in shapes]
     gradients = [tensor(*shape) for shape in shapes]
     of_sample = torch.cat([torch.full((batch // 2,), tasks - 1), torch.arange(batch - batch // 2) % tasks])
+    of_sample = of_sample.to(device)
 
     def run() -> None:
         weight = factory.shared.penalty_weight(1, True)
@@ -77,10 +81,10 @@ def cut(stream: TensorStream, task: int, batches: int) -> TensorStream:
     return replace(stream, train_ranges=tuple(where))
 
 
-def cifar_like_spec(per_class: int = 250) -> StreamSpec:
+def cifar_like_spec(per_class: int = 250, tested: int = 10) -> StreamSpec:
     sizes = (2 * per_class,) * 5
     parts = (Crop(4), Flip())
-    return StreamSpec("noise", "class", 5, 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3, parts, sizes, (10,) * 5)
+    return StreamSpec("noise", "class", 5, 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3, parts, sizes, (tested,) * 5)
 
 
 def second_task(training: Training) -> Place:
@@ -90,13 +94,14 @@ def second_task(training: Training) -> Place:
 def training_in_second_task(net: torch.nn.Module | None = None, **options) -> Training:
     """A run of which the first task is over: the buffer is full of it and every method replays."""
     config = resolve({"dataset": "seq-cifar10", "buffer_size": 100, **options})
-    stream, device = synthetic_stream(cifar_like_spec(), config), torch.device("cpu")
-    net = net or build_network(config, stream.spec, device)
+    device = pick_device(config.device)
+    stream = synthetic_stream(cifar_like_spec(), config).to(device)
+    net = net.to(device) if net else build_network(config, stream.spec, device)
     method = build_method(config, stream.spec, net, device)
     training = Training(config, stream, method)
     training.begin_task()
     first = next(stream.in_order(0, config.buffer_size))
-    logits = torch.zeros(len(first), stream.spec.n_classes)
+    logits = torch.zeros(len(first), stream.spec.n_classes, device=device)
     method.buffer.add(replace(first, logits=logits), np.random.default_rng(0))
     training.cursor = Cursor(task=1, step=len(first) // config.batch_size)
     training.begin_task()

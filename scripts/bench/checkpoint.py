@@ -28,7 +28,7 @@ def run(arguments) -> dict:
     interval = resolve({"model": "derpp", "dataset": "seq-cifar10"}).checkpoint_every
     seconds, size = [], 0
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        checkpoints = Checkpoints(Path(folder), {}, interval)
+        checkpoints = Checkpoints(Path(folder), {}, {}, interval)
         for step in range(1, arguments.repetitions + 1):
             start = time.perf_counter()
             checkpoints.save(step, training.state_dict())

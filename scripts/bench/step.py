@@ -87,7 +87,7 @@ def epoch_of_steps(training: Training, folder: Path, steps: int = STEPS) -> Call
     """Steps of the second task through the real loop, with its log and its checkpoints at the default interval."""
     training.observers = [JsonLines(folder / "metrics.jsonl")]
     training.observers[0].on_start(0, 0)
-    training.checkpoints = Checkpoints(folder, {}, Interval(seconds=300))
+    training.checkpoints = Checkpoints(folder, {}, {}, Interval(seconds=300))
     training.stream = workloads.cut(training.stream, 1, steps)
 
     def run() -> None:

@@ -34,9 +34,14 @@ EVALUATION = "evaluations, beyond their forwards"
 
 
 def add_arguments(parser) -> None:
-    parser.set_defaults(repetitions=7)
+    parser.set_defaults(repetitions=5)
     parser.add_argument("--width", type=int, default=32, help="--num_filters (default 32)")
-    parser.add_argument("--steps", type=int, default=30, help="of each of the five tasks (default 30)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=100,
+        help="of each of the five tasks (default 100): checkpoints come with their ends",
+    )
     parser.add_argument("--model", default="derpp", help="(default derpp)")
     parser.add_argument("--norms", nargs="+", default=["bn", "adab2n"], help="(default bn adab2n)")
 
@@ -149,7 +154,7 @@ def bare_evaluation(training: Training) -> float:
 def parts_of(training: Training, folder: Path) -> dict[str, float]:
     """Seconds that a run will have spent in what the bare loop does not do, or does otherwise. On a GPU, the host's."""
     training.observers = [JsonLines(folder / "metrics.jsonl")]
-    training.checkpoints = Checkpoints(folder, {}, Interval(seconds=300))
+    training.checkpoints = Checkpoints(folder, {}, {}, Interval(seconds=300))
     spent: dict[str, float] = defaultdict(float)
     method = training.method
 

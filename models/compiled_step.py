@@ -46,30 +46,36 @@ class CompiledStep:
         refuse_without_compiler(self.like.device)
         self.method, self.graph = method, compiled(method)
         for tensor in method.state_dict().values():
-            torch._dynamo.mark_static_address(tensor)  # `loss` may write to it, and a captured graph keeps the place
+            torch._dynamo.mark_static_address(tensor)  # `loss` may write to it
         self.weights: dict[float, torch.Tensor] = {}
         self.moved: dict[str, torch.Tensor] = {}
+        self.n_grown = -1
 
     def compute(self, batches, groups, place, penalty_weight):
         """As `method.compute`, but outputs and terms have no gradients, and the network's buffers are as before."""
         torch.compiler.cudagraph_mark_step_begin()
         bare = {name: without_host(batch) for name, batch in batches.items()}
+        if self.n_grown != self.method.n_grown:
+            self._find_buffers()
         with self.method.net.norms.grown_as_tensors():
-            buffers = {name: torch.atleast_1d(buffer) for name, buffer in self.method.net.named_buffers()}
             stage, weight = Stage(place.first_task), self._on_device(penalty_weight)
-            *found, self.moved = self.graph(bare, groups, stage, weight, buffers)
+            *found, self.moved = self.graph(bare, groups, stage, weight, self.buffers)
         return found
+
+    def _find_buffers(self) -> None:
+        """A new task may have brought new ones; then they stay where they are, and a captured graph reads them there.
+        Those without axes are given one: else, on CPUs, they are taken for numbers first, and all is traced twice."""
+        self.n_grown = self.method.n_grown
+        self.buffers = {name: torch.atleast_1d(buffer) for name, buffer in self.method.net.named_buffers()}
+        for buffer in self.buffers.values():
+            torch._dynamo.mark_static_address(buffer)
 
     @torch.no_grad()
     def move(self) -> None:
         """The buffers to where the forward has brought them, once the backward is over."""
-        kinds = {}
-        for name, buffer in self.method.net.named_buffers():
-            kinds.setdefault(buffer.dtype, ([], []))
-            for found, kind in zip((buffer, self.moved[name]), kinds[buffer.dtype], strict=True):
-                kind.append(found)
-        for old, new in kinds.values():
-            torch._foreach_copy_(old, new)
+        for dtype in {buffer.dtype for buffer in self.buffers.values()}:  # of one type, all are copied at once
+            names = [name for name, buffer in self.buffers.items() if buffer.dtype == dtype]
+            torch._foreach_copy_([self.buffers[name] for name in names], [self.moved[name] for name in names])
         self.moved = {}
 
     def _on_device(self, weight: float | None) -> torch.Tensor | None:
@@ -80,7 +86,6 @@ class CompiledStep:
 
 def compiled(method: Method) -> Callable:
     whole = Whole(method)
-    # Tensors without axes come with one: on CPUs, those are taken for numbers first, and all is traced a second time.
     single = tuple(name for name, buffer in whole.named_buffers() if not buffer.dim())
 
     def run(batches, groups, stage, penalty_weight, buffers):
@@ -96,7 +101,7 @@ def compiled(method: Method) -> Callable:
             {name: detached(output) for name, output in outputs.items()},
             {name: term.detach() for name, term in losses.items()},
             loss,
-            {name.removeprefix("net."): buffer for name, buffer in buffers.items()},
+            {name.removeprefix("net."): torch.atleast_1d(buffer) for name, buffer in buffers.items()},
         )
 
     torch._dynamo.config.specialize_float = True  # those of a configuration do not change

@@ -92,9 +92,14 @@ def weighted_statistics(
 
     mean_hw((a_n - c)^2) is var_n + (mean_n - c)^2. Weights that sum to less than 1 pull mu towards 0.
     """
-    relative_mu = weights @ mean - origin * (1 - weights.sum())
+    relative_mu = _weighted_sum(weights, mean) - origin * (1 - weights.sum())
     center = relative_mu if same_group is None else same_group @ mean
-    return origin + relative_mu, weights @ (var + (mean - center).square())
+    return origin + relative_mu, _weighted_sum(weights, var + (mean - center).square())
+
+
+def _weighted_sum(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """(N,) weights, (N, C) values. A compiler makes it part of a kernel, where a product would be a library's call."""
+    return (weights.unsqueeze(1) * values).sum(0) if torch.compiler.is_compiling() else weights @ values
 
 
 @outside_autocast

@@ -23,7 +23,8 @@ from scripts.command_line import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("make", "python", "python3", "pip", "adab2n")
-LEFT_OUT = ("make test", "python3 -m venv", "pip install")  # hours of tests, and an environment that is there
+# Minutes of tests, an environment that is there, and files that nobody has kept.
+LEFT_OUT = ("make test", "python3 -m venv", "pip install", "python -m scripts.bench compare")
 ADDED = {  # to commands that begin so, where they need data or GPUs, or take long
     "python main.py --model derpp --norm adab2n --dataset seq-cifar100": "--dry_run",
     "python main.py --model er_ace --norm adab2n --dataset seq-digits --seeds": "--debug_mode --num_filters 4",

@@ -48,6 +48,7 @@ SPECIFIC = {
     "--image_size": ["4", "8", "16"],
     "--eval_only": ["no/where", ".", "IMAGES/train/a/0.png"],
     "--task_classes": ["2,2,2,2,2", "5,3,2", "1,1", "10"],
+    "--class_list": ["n01440764,n01443537", "9,8", "no/where", "IMAGES/train/a/0.png"],
     "--class_order": ["9,8,7,6,5,4,3,2,1,0", "0,1", "a,b", "no/where", "IMAGES/train/a/0.png"],
     "--list": ["models", "norms", "switches"],
 }

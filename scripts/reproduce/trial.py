@@ -37,8 +37,11 @@ class Trial:
 
 
 def try_out(config: Config, spec: StreamSpec, num_threads: int = 1) -> Trial | None:
-    """None for a method whose steps are not what takes its time, and for what cannot be built here."""
+    """None for a method whose steps are not what takes its time, for what cannot be built here, and for large images on
+    a CPU, of which one step takes longer than anyone waits for a list."""
     if MODELS.get(config.model).build.step is not Method.step:
+        return None
+    if spec.streamed and pick_device(config.device).type == "cpu":
         return None
     channels, threads = spec.image_shape[0], torch.get_num_threads()
     spec = replace(spec, mean=(0.5,) * channels, std=(0.25,) * channels)  # a folder's are not known yet

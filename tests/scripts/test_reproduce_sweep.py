@@ -33,7 +33,7 @@ TINY = {"norm": "bn", "dataset": "seq-digits", "backbone": "mlp", "hidden": 8, "
 
 
 def tiny_runs(folder, **more) -> tuple[Runs, list[Run]]:
-    runs = Runs(SMOKE, str(folder))
+    runs = Runs(SMOKE, str(folder), measured=folder / "measured")
     options = TINY | {"results_path": str(folder)} | more
     return runs, [
         runs.run_with({"model": model, **options, "seed": seed}) for model in ("sgd", "er") for seed in (0, 1)

@@ -33,7 +33,8 @@ def test_files_of_a_run_are_those_that_its_numbers_go_through():
     chosen = {name for name in found if not name.startswith("utils/") and not name.endswith("__init__.py")}
     assert chosen == {
         "backbone/mlp.py", "backbone/network.py", "backbone/norms/batch_norm.py", "backbone/norms/group_norm.py",
-        "backbone/norms/shared.py", "datasets/dataset.py", "datasets/seq_digits.py", "models/er.py", "models/method.py",
+        "backbone/norms/shared.py", "datasets/dataset.py", "datasets/seq_digits.py", "models/compiled_step.py",
+        "models/er.py", "models/method.py",
     }  # fmt: skip
     assert {
         "backbone/norms/__init__.py",

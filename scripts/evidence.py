@@ -9,13 +9,14 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean
 
 from scripts.command_line import Parser
-from scripts.reproduce.claims import CLAIMS, FAILS, NO_RUNS, OPEN, Difference, Verdict, judge
+from scripts.reproduce.claims import CLAIMS, FAILS, HOLDS, NO_RUNS, OPEN, Difference, Verdict, judge
 from scripts.reproduce.paired import Paired
 from scripts.reproduce.plans import PLANS, Plan
 from scripts.reproduce.presets import NARROW
@@ -45,6 +46,11 @@ def evidence(measured: Path = MEASURED) -> Selection:
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def filled(text: str) -> str:
+    """A paragraph."""
+    return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
 
 
 def difference(value: float | None) -> str:
@@ -102,18 +108,18 @@ def readme_part(selection: Selection) -> str:
             markdown(head, (readme_row(verdict) for verdict in judged)),
             *listed("**Did not reproduce:**", judged, FAILS),
             *listed("**Cannot be told from these runs:**", judged, OPEN),
-            f"**No runs at this scale:** {'; '.join(silent)}.\n" if silent else "",
+            filled(f"**No runs at this scale:** {'; '.join(silent)}.") if silent else "",
         ]
     )
 
 
 def about(selection: Selection) -> str:
     records = finished(selection)
-    return (
-        f"{len(records)} runs of {hours(records)} core-hours in all, one thread each: everything as published (data, "
-        "streams, settings, class orders) but the width of the ResNet-18, 16 filters instead of 64. A row is a "
+    return filled(
+        f"{len(records)} runs, {hours(records)} hours of one core in all, one thread a run: everything as published "
+        "(data, streams, settings, class orders) but the width of the ResNet-18, 16 filters instead of 64. A row is a "
         "difference of final average accuracies, paired by seed and averaged over its cells; n is the number of seeds, "
-        "the interval that of a t-test. The paper's column is for orientation: its network is wider.\n"
+        "the interval that of a t-test. The paper's column is for orientation: its network is wider."
     )
 
 
@@ -137,7 +143,7 @@ def why(verdict: Verdict) -> str:
     if verdict.verdict == FAILS and not verdict.paired.is_below:
         below = [name for name, cell in verdict.cells.items() if cell.is_below]
         return f"not in {'; '.join(below)}"
-    return f"{difference(verdict.paired.mean)} {interval(verdict.paired)}, n = {verdict.paired.n}"
+    return numbers(verdict.paired)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -150,15 +156,41 @@ same kind of machine, by
 
     python main.py --config results/measured/RUN/record.json --results_path elsewhere
 
-and the whole by `python -m scripts.reproduce run core:cifar10 --preset narrow`, with other plans for the rest.
+and the whole by `python -m scripts.reproduce run core --preset narrow` and the other plans that are named below.
 """
 
 
 def page(selection: Selection) -> str:
-    parts = [OPENING, about(selection), claims_part(selection)]
+    parts = [OPENING, about(selection), choices_part(selection), claims_part(selection)]
     parts += [table_part(plan, selection) for plan in (*STUDIES.values(), PLANS["table2"], PLANS["table3"])]
     parts.append(failures(selection.runs.measured))
     return "\n".join(part for part in parts if part)
+
+
+QUESTIONS = {  # a claim, what a user asks, and the answers if it holds and if it does not
+    "bn-joint": ("Joint or separate forward for BN?", "joint", "separate"),
+    "same-forward": ("AdaB²N or BN, both in a joint forward?", "AdaB²N", "BN"),
+    "cn-learned": ("CN's affine parameters: learned or frozen?", "learned", "frozen"),
+    "above-cn-learned": ("AdaB²N or CN with learned affine parameters?", "AdaB²N", "CN"),
+}
+
+
+def choices_part(selection: Selection) -> str:
+    """What follows for a user, no stronger than the intervals."""
+    lines = []
+    for id, (question, if_holds, if_not) in QUESTIONS.items():
+        verdict = judge(CLAIMS[id], selection)
+        if verdict.verdict != NO_RUNS:
+            answer = {HOLDS: if_holds, FAILS: if_not}.get(verdict.verdict, "cannot be told yet")
+            where = "; ".join(verdict.cells)
+            lines.append(f"- {question} **{answer}**: {numbers(verdict.paired)} in Class-IL ({where}).")
+    lines.append("- κ, λ and `ada_t0`? The defaults, which were chosen on held-out images: [defaults.md](defaults.md).")
+    return "\n".join(["## What follows for a choice", "", *lines, ""])
+
+
+def numbers(paired: Paired) -> str:
+    reach = "" if paired.interval is None else f" {interval(paired)}"
+    return f"{difference(paired.mean)}{reach}, n = {paired.n}"
 
 
 def claims_part(selection: Selection) -> str:
@@ -194,7 +226,7 @@ def number(result: Result | None) -> str:
         return "–"
     if result.cell.over is not None:
         paired = Paired(tuple(result.found))
-        return f"{difference(paired.mean)} {interval(paired)} (n = {paired.n})"
+        return numbers(paired)
     spread = "" if result.std is None else f" ± {result.std:.1f}"
     paper = "" if result.paper is None else f"; paper {result.paper:.1f}"
     return f"{result.mean:.1f}{spread} (n = {result.n}{paper})"

@@ -109,7 +109,9 @@ def forest(pairs: dict[str, dict[str, Paired]], theme: Theme):
     if not pairs:
         return None
     names = list(dict.fromkeys(name for cells in pairs.values() for name in cells))
-    figure, row = pyplot.subplots(1, len(pairs), figsize=(PAGE, 0.9 + 0.17 * len(names)), sharey=True, squeeze=False)
+    figure, row = pyplot.subplots(
+        1, len(pairs), figsize=(PAGE, 0.9 + 0.17 * len(names)), sharex=True, sharey=True, squeeze=False
+    )
     for axes, (title, cells) in zip(row[0], pairs.items(), strict=True):
         for name, paired in cells.items():
             place = names.index(name)

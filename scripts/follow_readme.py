@@ -24,12 +24,11 @@ from scripts.command_line import Parser
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("make", "python", "python3", "pip", "adab2n")
 # Minutes of tests, an environment that is there, and files that nobody has kept.
-LEFT_OUT = ("make test", "python3 -m venv", "pip install", "python -m scripts.bench compare")
+LEFT_OUT = r"make test$|python3 -m venv|pip install|python -m scripts.bench compare"
 ADDED = {  # to commands that begin so, where they need data or GPUs, or take long
     "python main.py --model derpp --norm adab2n --dataset seq-cifar100": "--dry_run",
     "python main.py --model er_ace --norm adab2n --dataset seq-digits --seeds": "--debug_mode --num_filters 4",
     "python -m scripts.reproduce run table2": "--dry_run",
-    "python -m scripts.bench norms": "--repetitions 2 --widths 8",
     "python -m scripts.bench step": "--repetitions 2 --widths 8",
     "python -m scripts.bench busy": "--repetitions 2 --width 8",
     "python -m scripts.bench probes": "--repetitions 2 --width 8",
@@ -57,7 +56,7 @@ def commands(text: str) -> list[Command]:
 
 def prepared(line: str) -> Command:
     added = next((words for start, words in ADDED.items() if line.startswith(start)), "")
-    return Command(line, added, left_out=line.startswith(LEFT_OUT))
+    return Command(line, added, left_out=re.match(LEFT_OUT, line) is not None)
 
 
 def examples(text: str) -> dict[str, str]:

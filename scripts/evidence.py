@@ -117,9 +117,10 @@ def about(selection: Selection) -> str:
     records = finished(selection)
     return filled(
         f"{len(records)} runs, {hours(records)} hours of one core in all, one thread a run: everything as published "
-        "(data, streams, settings, class orders) but the width of the ResNet-18, 16 filters instead of 64. A row is a "
-        "difference of final average accuracies, paired by seed and averaged over its cells; n is the number of seeds, "
-        "the interval that of a t-test. The paper's column is for orientation: its network is wider."
+        "(data, streams, settings, class orders) but the width of the ResNet-18, 16 filters instead of 64, and κ and "
+        "λ, which the paper does not publish ([docs/defaults.md](docs/defaults.md)). A row is a difference of final "
+        "average accuracies, paired by seed and averaged over its cells; n is the number of seeds, the interval that "
+        "of a t-test. The paper's column is for orientation: its network is wider."
     )
 
 
@@ -151,17 +152,16 @@ def why(verdict: Verdict) -> str:
 OPENING = """# Evidence: what reproduces, and what follows
 
 Made by `python -m scripts.evidence` from the records in `results/measured`, which hold configuration, commit, versions,
-threads and every accuracy of a run; a test makes this page again and compares. Every run is repeated, to the bit on the
-same kind of machine, by
+threads and every accuracy of a run; a test makes this page again and compares. A run is repeated by
 
-    python main.py --config results/measured/RUN/record.json --results_path elsewhere
+    python main.py --config results/measured/RUN/record.json --num_threads 1 --results_path elsewhere
 
 and the whole by `python -m scripts.reproduce run core --preset narrow` and the other plans that are named below.
 """
 
 
 def page(selection: Selection) -> str:
-    parts = [OPENING, about(selection), choices_part(selection), claims_part(selection)]
+    parts = [OPENING, about(selection).replace("](docs/", "]("), choices_part(selection), claims_part(selection)]
     parts += [table_part(plan, selection) for plan in (*STUDIES.values(), PLANS["table2"], PLANS["table3"])]
     parts.append(failures(selection.runs.measured))
     return "\n".join(part for part in parts if part)
@@ -225,8 +225,7 @@ def number(result: Result | None) -> str:
     if result is None or not result.n:
         return "–"
     if result.cell.over is not None:
-        paired = Paired(tuple(result.found))
-        return numbers(paired)
+        return numbers(Paired(tuple(result.found)))
     spread = "" if result.std is None else f" ± {result.std:.1f}"
     paper = "" if result.paper is None else f"; paper {result.paper:.1f}"
     return f"{result.mean:.1f}{spread} (n = {result.n}{paper})"
@@ -236,18 +235,19 @@ def number(result: Result | None) -> str:
 
 
 def finished(selection: Selection) -> list[dict]:
-    return [record for record in selection.runs.all_records() if record["config"].get("num_filters") == 16]
+    width = NARROW.flags["num_filters"]
+    return [record for record in selection.runs.all_records() if record["config"].get("num_filters") == width]
 
 
 def failures(measured: Path) -> str:
     """Runs that were started and did not finish, each with its reason."""
     records = [read_record(path) for path in sorted(measured.glob("*/record.json"))]
     failed = [record for record in records if record["status"] != "finished"]
-    lines = [f"- `{record['run']}`{values(record['config'])}: {record['reason']}" for record in failed]
+    lines = [f"- `{record['run']}`{kappa_and_lambda(record['config'])}: {record['reason']}" for record in failed]
     return "\n".join(["## Runs that failed", "", *lines, ""]) if failed else ""
 
 
-def values(config: dict) -> str:
+def kappa_and_lambda(config: dict) -> str:
     return f" (κ = {config['kappa']:g}, λ = {config['lambd']:g})" if "lambd" in config else ""
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.follow_readme import examples
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -20,10 +22,10 @@ EXAMPLES = ["--norm rms", "--model lwf", "--dataset seq-stripes", "--dataset rot
 def folder(tmp_path_factory):
     """Where a user stands: beside a folder with the README's files."""
     here = tmp_path_factory.mktemp("here")
-    files = re.findall(r"```python\n# (mine/\S+\.py)\n(.*?)```", README, flags=re.DOTALL)
+    files = examples(README)
     assert len(files) == len(EXAMPLES)
     (here / "mine").mkdir()
-    for name, text in files:
+    for name, text in files.items():
         (here / name).write_text(text)
     return here
 

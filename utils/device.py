@@ -70,8 +70,8 @@ def refuse_without_half(device: torch.device) -> None:
 def memory_format(channels_last: str) -> torch.memory_format:
     """The layout of activations that `--channels_last` names.
 
-    `auto` is contiguous for every norm on every device, by what could be measured (`python -m scripts.bench compile`;
-    `norms` has the layers alone): on CPUs, channels-last is a few percent faster with BN, and AdaB2N's layers, at 0.7
+    `auto` is contiguous for every norm on every device, by what was measured (`python -m scripts.bench
+    norms`): on CPUs, channels-last is a few percent faster with BN, and AdaB2N's layers, at 0.7
     of BN's time in the contiguous layout, are at 1.4 of it there.
     """
     return torch.channels_last if channels_last == "yes" else torch.contiguous_format

@@ -61,7 +61,7 @@ soak: install ## kill and resume runs at random moments, at least 171 times; com
 bench: install ## all benchmarks (ten minutes, nothing else should run)
 	for subject in norms step whole memory startup checkpoint sweep busy stream probes; do $(PY) -m scripts.bench $$subject; done
 
-bench-compile: install ## compiled steps on this CPU; hours of compilation, and the numbers in results/benchmarks
+bench-compile: install ## compiled steps on this CPU; about an hour, and the numbers in results/benchmarks
 	for subject in kernels compile; do \
 		$(PY) -m scripts.bench $$subject --json results/benchmarks/cpu-$$subject.json || exit; done
 

@@ -23,17 +23,20 @@ from scripts.command_line import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("make", "python", "python3", "pip", "adab2n")
-# Minutes of tests, an environment that is there, hours of compilation, and files that nobody has kept.
-LEFT_OUT = r"make test$|python3 -m venv|pip install|python -m scripts.bench (compile|kernels|compare)"
+# Minutes of tests, and an environment that is there.
+LEFT_OUT = r"make test$|python3 -m venv|pip install"
 ADDED = {  # to commands that begin so, where they need data or GPUs, or take long
     "python main.py --model derpp --norm adab2n --dataset seq-cifar100": "--dry_run",
     "python main.py --model er_ace --norm adab2n --dataset seq-digits --seeds": "--debug_mode --num_filters 4",
     "python -m scripts.reproduce run table2": "--dry_run",
     "python -m scripts.bench step": "--repetitions 2 --widths 8",
+    "python -m scripts.bench compile": "--repetitions 2 --widths 8 --layouts NCHW --amp none",
+    "python -m scripts.bench kernels": "--models er_ace --norms bn --width 8",
     "python -m scripts.bench whole": "--repetitions 2 --width 4 --steps 3",
     "python -m scripts.bench stream": "--repetitions 2 --images 32",
     "python -m scripts.bench busy": "--repetitions 2 --width 8",
     "python -m scripts.bench probes": "--repetitions 2 --width 8",
+    "python -m scripts.bench compare": "",
     "python -m scripts.bench": "--repetitions 2",
 }
 

@@ -18,7 +18,8 @@ if __name__ == "__main__":
     process.begin()  # before torch, which takes seconds to import, comes with what follows
 
 from utils.config import config_file
-from utils.config.arguments import Config, build_parser, parse, resolve, to_save
+from utils.config.arguments import Config, resolve
+from utils.config.parser import build_parser, parse, to_save
 from utils.config.plugins import given_plugins, load_plugins
 from utils.errors import DataMissing, RunFailed, UsageError
 from utils.files import HeldElsewhere

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from utils.config.arguments import parse, resolve
+from utils.config.arguments import resolve
+from utils.config.parser import parse
 from utils.run.build import Data, build_method, build_network
 from utils.step import Place
 

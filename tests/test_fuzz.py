@@ -14,7 +14,8 @@ from PIL import Image
 
 import main
 from utils.config import loop_options
-from utils.config.arguments import SELECTORS, build_parser
+from utils.config.arguments import SELECTORS
+from utils.config.parser import build_parser
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS
 
 # --- what may be said -----------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.helpers import build_run, make_spec, make_stream, run_config
-from utils.config.arguments import identity_options, number_options, parse, resolve
+from utils.config.arguments import identity_options, number_options, resolve
+from utils.config.parser import parse
 from utils.config.registry import NORMS
 from utils.run.identity import run_folder, run_hash, run_identity, run_name
 from utils.run.saved_model import load_saved, save_model

@@ -161,7 +161,9 @@ def test_run_knows_the_others_as_the_walls_would_show():
 @pytest.mark.parametrize("room", ["backbone", "datasets", "models"])
 def test_parts_declare_options_and_leave_the_arguments_to_others(room):
     allowed = "backbone/norms/__init__.py:"
-    found = trespasses(room, ("utils.config.arguments", "utils.config.loop_options", "utils.config.plugins"))
+    found = trespasses(
+        room, ("utils.config.arguments", "utils.config.parser", "utils.config.loop_options", "utils.config.plugins")
+    )
     assert [where for where in found if not where.startswith(allowed)] == []
 
 

@@ -137,7 +137,7 @@ def test_several_seeds_and_flags_in_a_file(tmp_path, monkeypatch):
 
 
 def test_the_page_on_mammoth_names_flags_that_there_are():
-    from utils.config.arguments import build_parser
+    from utils.config.parser import build_parser
 
     page = (ROOT / "docs/from_mammoth.md").read_text()
     known = set(build_parser()._option_string_actions)

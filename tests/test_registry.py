@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from backbone.norms.batch_norm import batch_norm
-from utils.config.arguments import build_parser, resolve
+from utils.config.arguments import resolve
 from utils.config.options import Option, Rule, text
+from utils.config.parser import build_parser
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, Registry, close_matches
 from utils.errors import UsageError
 from utils.run.build import Data

@@ -10,7 +10,7 @@ from conftest import ANSWERED, call, runner
 
 import utils.run.execution
 import utils.run.training
-from utils.config.arguments import parse
+from utils.config.parser import parse
 from utils.errors import RunFailed, UsageError
 from utils.files import OwnedLock
 from utils.run.observers import Observer

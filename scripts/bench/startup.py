@@ -29,7 +29,7 @@ def stop(self, batch, place):
 Method.step = stop
 main.main(sys.argv[1:])
 """
-IMPORTS = "import utils.run.training, utils.run.execution; from utils.config import arguments; arguments.build_parser()"
+IMPORTS = "import utils.run.training, utils.run.execution; from utils.config import parser; parser.build_parser()"
 DATA = IMPORTS + "; from datasets.seq_digits import SeqDigits; SeqDigits().read(None)"
 
 

@@ -35,8 +35,9 @@ from typing import Any
 
 from scripts.reproduce.plans import METHODS, SETTINGS, Cell, Experiment, Plan, title_of
 from scripts.reproduce.presets import Data, Preset
-from utils.config.arguments import parse, resolve
+from utils.config.arguments import resolve
 from utils.config.loop_options import LARGEST_SEED
+from utils.config.parser import parse
 from utils.config.registry import close_matches
 from utils.errors import UsageError
 from utils.tables import METRICS, TITLES

@@ -9,7 +9,8 @@ from datasets.dataset import listed
 from datasets.seq_cifar10 import SeqCifar10
 from datasets.seq_digits import SeqDigits
 from tests.datasets import test_folder
-from utils.config.arguments import identity_options, parse, resolve
+from utils.config.arguments import identity_options, resolve
+from utils.config.parser import parse
 from utils.config.registry import MODELS
 from utils.errors import UsageError
 from utils.run.build import Data, epoch_sizes

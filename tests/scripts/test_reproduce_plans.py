@@ -16,7 +16,8 @@ from scripts.reproduce.runs import Runs
 from scripts.reproduce.selection import Selection, needed, score
 from tests.helpers import make_spec
 from tests.scripts.records import finish
-from utils.config.arguments import parse, resolve
+from utils.config.arguments import resolve
+from utils.config.parser import parse
 from utils.run.build import build_network
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from models.method import Method
-from utils.config.arguments import SELECTORS, Config, as_words, number_options, parse, resolve
+from utils.config.arguments import SELECTORS, Config, number_options, resolve
 from utils.config.options import path as path_type
+from utils.config.parser import as_words, parse
 from utils.config.registry import DATASETS
 from utils.device import set_up_device
 from utils.errors import UsageError

@@ -7,8 +7,9 @@ import pytest
 from conftest import call, runner
 
 from utils.config import config_file
-from utils.config.arguments import parse, resolve, to_save
+from utils.config.arguments import resolve
 from utils.config.loop_options import Interval
+from utils.config.parser import parse, to_save
 from utils.errors import UsageError
 from utils.run.build import Data
 from utils.run.folder import RunFolder

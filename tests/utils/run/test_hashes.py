@@ -3,7 +3,8 @@ them; a change that does would make every run of that kind start over."""
 
 import pytest
 
-from utils.config.arguments import parse, resolve
+from utils.config.arguments import resolve
+from utils.config.parser import parse
 from utils.run.build import Data
 from utils.run.identity import run_name
 

@@ -30,6 +30,7 @@ ADDED = {  # to commands that begin so, where they need data or GPUs, or take lo
     "python main.py --model er_ace --norm adab2n --dataset seq-digits --seeds": "--debug_mode --num_filters 4",
     "python -m scripts.reproduce run table2": "--dry_run",
     "python -m scripts.bench step": "--repetitions 2 --widths 8",
+    "python -m scripts.bench layout": "--repetitions 2 --widths 16",
     "python -m scripts.bench compile": "--repetitions 2 --widths 8 --layouts NCHW --amp none",
     "python -m scripts.bench kernels": "--models er_ace --norms bn --width 8",
     "python -m scripts.bench whole": "--repetitions 2 --width 4 --steps 3",

@@ -14,8 +14,8 @@ import torch
 from scripts.bench.machine import description
 
 SUBJECTS = (
-    "norms", "step", "compile", "kernels", "whole", "memory", "startup", "checkpoint", "sweep", "busy", "stream",
-    "probes",
+    "norms", "step", "layout", "compile", "kernels", "whole", "memory", "startup", "checkpoint", "sweep", "busy",
+    "stream", "probes",
 )  # fmt: skip
 
 

@@ -95,7 +95,6 @@ class Table:
     rows: list[tuple[str, str]]  # group and name
     results: dict[tuple[tuple[str, str], tuple[str, ...]], Result]
     comparable: bool
-    smaller_is_better: bool = False
     digits: int = 2
     texts: dict[str, dict[tuple[str, ...], str]] = field(default_factory=dict)  # further rows, already in words
     numbers: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)  # behind such words
@@ -114,14 +113,14 @@ class Table:
         ]
         if result.mean is None or len(rivals) < 2:
             return False
-        return result.mean == (min if self.smaller_is_better else max)(rivals)
+        return result.mean == (min if result.cell.smaller_is_better else max)(rivals)
 
 
 def tabulate(plan: Plan, selection: Selection) -> Table:
     preset, selection = selection.runs.preset, selection.for_plan(plan)
     table = Table(
         plan.id, plan.title, captions().get(plan.id, ""), plan.note_for(preset), [], [], {}, preset.comparable,
-        plan.smaller_is_better, data={key: data.title for key, data in preset.data.items()},
+        data={key: data.title for key, data in preset.data.items()},
     )  # fmt: skip
     if plan.id == "table10":
         return significance(table, selection)

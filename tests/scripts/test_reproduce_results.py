@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.reproduce import report
-from scripts.reproduce.plans import PLANS
+from scripts.reproduce.plans import PLANS, Cell, Experiment
 from scripts.reproduce.presets import PAPER, SMOKE
 from scripts.reproduce.results import Result, Table, signed_rank, tabulate, warnings
 from scripts.reproduce.runs import Runs, Speed
@@ -151,6 +151,18 @@ def test_best_is_bold_and_far_away_is_flagged(tmp_path):
     assert "11.00 ± 1.00 (n = 3; paper 10.85 ± 0.54; Δ +0.15; z +0.2)" in text
     page = page_of([table])
     assert page.count('<td class="notable">') == text.count("⚠") > 0
+
+
+@pytest.mark.parametrize(("metric", "best"), [("faa", "b"), ("forgetting", "a"), ("bwt", "b")])
+def test_direction_is_the_metrics_own(metric, best):
+    """Also where a table has several."""
+    path = ("results", "domain_il", "metrics", metric)
+    results = {
+        (("", row), ("x",)): Result(Cell("", row, ("x",), Experiment("er", "bn", "digits"), path), [value])
+        for row, value in (("a", 1.0), ("b", 2.0))
+    }
+    table = Table("t", "", "", "", [("x",)], [("", "a"), ("", "b")], results, comparable=False)
+    assert [result.cell.row for result in results.values() if table.is_best(result)] == [best]
 
 
 def test_latex_has_the_papers_layout(tmp_path):

@@ -21,10 +21,11 @@ from scripts.reproduce.selection import needed
 from scripts.reproduce.sweep import Outcome, sweep, tail
 from utils import process
 from utils.errors import UsageError
+from utils.files import write_json
 from utils.run.build import Data
 from utils.run.checkpoints import KEPT
 from utils.run.estimate import memory_estimate
-from utils.run.records import BadRecord, read_record
+from utils.run.records import BadRecord, read_record, seal_of
 from utils.tables import aligned, duration
 
 # --- list and status --------------------------------------------------------------------------------------------------
@@ -325,11 +326,21 @@ def keep_records(arguments) -> int:
         if record is None or place.exists():
             continue
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes((run.folder / "record.json").read_bytes())
+        write_json(place, without_places(record))
         (kept if record["status"] == "finished" else failed).append(run.name)
     there = sum((runs.measured / name / "record.json").exists() for name in found)
     print(f"{len(kept)} finished and {len(failed)} failed runs kept; {there} of {len(found)} are there now")
     return 0
+
+
+USUAL_PLACES = {"results_path": "results", "base_path": "data"}
+
+
+def without_places(record: dict) -> dict:
+    """Sealed again without the folders of the machine that made it: they change no number, and nobody else has them."""
+    usual = {name: value for name, value in USUAL_PLACES.items() if name in record["config"]}
+    record = record | {"config": record["config"] | usual}
+    return record | {"seal": seal_of(record)}
 
 
 COMMANDS = {

@@ -19,6 +19,7 @@ from scripts.reproduce.studies import STUDIES
 from tests.scripts.records import finish
 from utils.config.arguments import resolve
 from utils.errors import UsageError
+from utils.run.records import read_record
 
 OURS, BN = Experiment("derpp", "adab2n", "cifar10", 50), Experiment("derpp", "bn", "cifar10", 50)
 OTHER_BN = Experiment("er_ace", "bn", "cifar10", 50)
@@ -232,6 +233,18 @@ def test_kept_records_count_wherever_results_are(tmp_path, measured, capsys):
     )
     assert elsewhere.record(elsewhere.of(BN, 0)) is None
     assert [record["run"] for record in elsewhere.all_records()] == [again.name]
+
+
+def test_kept_records_do_not_name_this_machines_folders(tmp_path, measured):
+    run = Selection("fixed", Runs(SMOKE, str(tmp_path / "here")), (0,)).final(OURS)[0]
+    finish(run, 60.0)
+    assert str(tmp_path) in (run.folder / "record.json").read_text()
+    assert reproduce(["keep", "core", "--preset", "smoke", "--results_path", str(tmp_path / "here")]) == 0
+    place = measured / run.name / "record.json"
+    assert str(tmp_path) not in place.read_text()
+    kept, made = read_record(place), read_record(run.folder / "record.json")  # both sealed
+    assert kept["config"] == made["config"] | {"results_path": "results"}
+    assert {**kept, "config": None, "seal": None} == {**made, "config": None, "seal": None}
 
 
 def test_damaged_records_are_not_kept(tmp_path, measured, capsys):

@@ -10,13 +10,14 @@ import shutil
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean
 
 from scripts.command_line import Parser
 from scripts.reproduce.claims import CLAIMS, FAILS, HOLDS, NO_RUNS, OPEN, Difference, Verdict, judge
+from scripts.reproduce.own_study import read_study
 from scripts.reproduce.paired import Paired
 from scripts.reproduce.plans import PLANS, Plan
 from scripts.reproduce.presets import NARROW
@@ -163,6 +164,7 @@ and the whole by `python -m scripts.reproduce run core --preset narrow` and the 
 def page(selection: Selection) -> str:
     parts = [OPENING, about(selection).replace("](docs/", "]("), choices_part(selection), claims_part(selection)]
     parts += [table_part(plan, selection) for plan in (*STUDIES.values(), PLANS["table2"], PLANS["table3"])]
+    parts += [table_part(*found) for found in own_plans(selection.runs.measured)]
     parts.append(failures(selection.runs.measured))
     return "\n".join(part for part in parts if part)
 
@@ -214,6 +216,15 @@ def table_part(plan: Plan, selection: Selection) -> str:
     lines = [(row[1], *(number(table.results.get((row, column))) for column in columns)) for row in rows]
     head = ("", *(", ".join(column) for column in columns))
     return f"## {plan.title} (`{plan.id}`)\n\n{plan.note}\n\n" + markdown(head, lines)
+
+
+def own_plans(measured: Path) -> Iterator[tuple[Plan, Selection]]:
+    """Of `scripts/studies`: other networks and other data."""
+    for path in sorted((ROOT / "scripts" / "studies").glob("*.toml")):
+        study = read_study(path)
+        selection = Selection("fixed", Runs(study.preset(), NOWHERE, measured=measured), study.seeds)
+        for plan in study.plans().values():
+            yield plan, selection
 
 
 def _at(table, row, column) -> int:

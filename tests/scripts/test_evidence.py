@@ -10,6 +10,7 @@ import pytest
 from scripts import evidence
 from scripts.reproduce.claims import CLAIMS, judge
 from scripts.reproduce.paired import Paired
+from scripts.reproduce.results import tabulate
 from scripts.reproduce.runs import MEASURED
 from utils.errors import UsageError
 from utils.run.records import read_record
@@ -28,11 +29,13 @@ def test_records_are_sealed_and_of_one_kind():
         assert [one["num_threads"] for one in record["conditions"]] == [1] * len(record["conditions"])
         assert not {"/root", "/home", "/work"} & set(re.findall(r"/[a-z]+", path.read_text()))
     counted = {record["run"] for record in evidence.finished(evidence.evidence())}
+    for plan, selection in evidence.own_plans(MEASURED):
+        counted |= set(tabulate(plan, selection).records)
     assert counted == {path.parent.name for path in found if read_record(path)["status"] == "finished"}
 
 
 def test_a_changed_digit_does_not_count(tmp_path):
-    path = next(iter(sorted(MEASURED.glob("*/record.json"))))
+    path = next(iter(sorted(MEASURED.glob("*-seq-cifar10-*/record.json"))))
     text = path.read_text()
     faa = json.loads(text)["results"]["class_il"]["metrics"]["faa"]
     copied = tmp_path / path.parent.name / "record.json"

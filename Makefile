@@ -27,7 +27,7 @@ test: install ## all tests, two at a time, one thread each
 	$(PY) -m ruff format --check .
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
-test-compile: install ## what Inductor generates for compiled steps: traces, float64 steps, bfloat16 (half an hour)
+test-compile: install ## what Inductor generates for compiled steps: traces, float64 steps, bfloat16 (ten minutes)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/compiled
 
 test-cuda: install ## on a GPU: golden curves, traces, kernels, and that no step waits

@@ -138,17 +138,21 @@ def z_scores(tables: list[Table], theme: Theme):
     if not cells:
         return None
     figure, axes = pyplot.subplots(figsize=(PAGE, 2.6))
-    start = 0
+    axes.axhspan(-NOTABLE, NOTABLE, color=theme.faint, alpha=0.3, linewidth=0, label=f"|z| up to {NOTABLE:g}")
+    start, middles = 0, {}
     for id, members in groupby(cells, key=lambda pair: pair[0]):
         z = np.array([result.z for _, result in members])
         far = np.abs(z) > NOTABLE
         places = start + np.arange(len(z))
-        axes.scatter(places[~far], z[~far], s=8, color=colour_of("adab2n"))
-        axes.scatter(places[far], z[far], s=12, marker="^", color=colour_of("bn"))
-        axes.text(places.mean(), axes.get_ylim()[1], id, ha="center", va="bottom", fontsize=7)
-        start += len(z) + 2
-    axes.axhspan(-NOTABLE, NOTABLE, color=theme.faint, alpha=0.3, linewidth=0)
-    axes.set(ylabel="z against the paper", xticks=[])
+        axes.scatter(places[~far], z[~far], s=8, color=colour_of("adab2n"), zorder=2)
+        axes.scatter(places[far], z[far], s=12, marker="^", color=colour_of("bn"), zorder=2)
+        middles[id.replace("table", "Table ")] = places.mean()
+        start += len(z) + 6
+    axes.set(ylabel="z against the paper", xlabel="cells, table by table")
+    axes.set_xticks(list(middles.values()), list(middles))
+    axes.tick_params(axis="x", length=0)
+    axes.grid(visible=False, axis="x")
+    axes.legend()
     return figure
 
 

@@ -36,7 +36,7 @@ ADDED = {  # to commands that begin so, where they need data or GPUs, or take lo
     "python -m scripts.bench whole": "--repetitions 2 --width 4 --steps 3",
     "python -m scripts.bench stream": "--repetitions 2 --images 32",
     "python -m scripts.bench busy": "--repetitions 2 --width 8",
-    "python -m scripts.bench probes": "--repetitions 2 --width 8",
+    "python -m scripts.bench probes": "--repetitions 2",
     "python -m scripts.bench compare": "",
     "python -m scripts.bench": "--repetitions 2",
 }

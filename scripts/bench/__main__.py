@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 
 from scripts.bench.machine import description
+from utils.errors import UsageError
+from utils.process import complain
 
 SUBJECTS = (
     "norms", "step", "layout", "compile", "kernels", "whole", "memory", "startup", "checkpoint", "sweep", "busy",
@@ -36,7 +38,11 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.subject == "compare":
         return compare.run(arguments)
     torch.set_num_threads(arguments.threads)
-    numbers = arguments.run(arguments)
+    try:
+        numbers = arguments.run(arguments)
+    except UsageError as error:
+        complain(error)
+        return 2
     if arguments.json:
         about = {"subject": arguments.subject} | description(arguments.threads)
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

@@ -172,7 +172,7 @@ def refuse_flags_of_other_launchers(arguments) -> None:
         shlex.split(arguments.sbatch_args)
     except ValueError as error:
         raise UsageError(f"--sbatch_args {arguments.sbatch_args!r}: {error}") from None
-    if arguments.launcher == "local":
+    if arguments.launcher == "local" and not arguments.dry_run:  # which may be asked where there are none
         visible_gpus(arguments.gpus)
     if arguments.launcher == "slurm" and arguments.jobs_per_gpu > 1:
         raise UsageError("--jobs_per_gpu is for --launcher local or ray; Slurm gives every run a GPU")

@@ -64,6 +64,11 @@ def test_what_is_no_file_of_numbers_is_refused_in_a_line(tmp_path, capsys):
     assert other
 
 
+def test_what_cannot_be_measured_is_refused_in_a_line(capsys):
+    assert main(["probes", "--width", "8", "--norms", "cn", "--threads", "1"]) == 2
+    assert capsys.readouterr().err.startswith("error: 32 groups do not divide 8 channels")
+
+
 def test_a_machine_is_described_without_its_name(monkeypatch):
     found = description(2)
     assert {"cpu", "cores", "torch", "python", "threads"} <= found.keys()

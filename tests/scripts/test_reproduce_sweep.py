@@ -278,7 +278,8 @@ def test_status_lists_what_is_not_done_and_of_the_missing_not_too_many(tmp_path,
 
 
 def test_dry_run_prints_the_commands(tmp_path):
-    process = reproduce("run", "table6", "--preset", "smoke", "--dry_run", folder=tmp_path)
+    """Also for GPUs that are elsewhere."""
+    process = reproduce("run", "table6", "--preset", "smoke", "--dry_run", "--gpus", "6,7", folder=tmp_path)
     out, err = process.communicate()
     runs, _ = needed([PLANS["table6"]], Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,)))
     commands = [shlex.split(line) for line in out.splitlines()]

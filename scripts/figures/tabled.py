@@ -122,8 +122,8 @@ def forest(pairs: dict[str, dict[str, Paired]], theme: Theme):
             axes.plot(paired.mean, place, "o", color=colour, markersize=3.5)
         axes.axvline(0, color=theme.ink, linewidth=0.6)
         axes.set_title(title)
-        axes.set_xlabel("points, 95 % interval")
         axes.locator_params(axis="x", nbins=4)
+    figure.supxlabel("points, 95 % interval", fontsize="medium")  # once: under narrow panels they would meet
     row[0][0].set_yticks(range(len(names)), names)
     row[0][0].set_ylim(len(names) - 0.5, -0.5)
     return figure

@@ -127,11 +127,10 @@ def about(selection: Selection) -> str:
 
 
 def readme_row(verdict: Verdict) -> tuple[str, ...]:
-    cells = f"{len(verdict.cells)} of {len(verdict.cells) + len(verdict.missing)} cells"
     paired = verdict.paired
     return (
-        f"{verdict.claim.statement} ({cells})", difference(in_the_paper(verdict)), difference(paired.mean),
-        interval(paired), str(paired.n), f"**{verdict.verdict}**",
+        f"{verdict.claim.statement} ({verdict.share} cells)", difference(in_the_paper(verdict)),
+        difference(paired.mean), interval(paired), str(paired.n), f"**{verdict.verdict}**",
     )  # fmt: skip
 
 
@@ -200,7 +199,7 @@ def claims_part(selection: Selection) -> str:
     rows = []
     for claim in CLAIMS.values():
         verdict = judge(claim, selection)
-        for name, cell in verdict.cells.items():
+        for name, cell in verdict.started.items():
             rows.append((claim.statement, name, difference(cell.mean), interval(cell), str(cell.n),
                          f"{cell.wins} of {cell.n}"))  # fmt: skip
     head = ("statement", "cell", "difference", "95 % interval", "n", "wins")

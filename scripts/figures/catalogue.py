@@ -153,7 +153,7 @@ def _forest_of_claims(chosen: dict[str, tuple[str, ...]], selection: Selection, 
         cells = pairs.setdefault(title, {})
         for id in claims:
             setting = "Task-IL" if id == "task-il" else "Class-IL"
-            cells |= {f"{setting}, {name}": paired for name, paired in judge(CLAIMS[id], selection).cells.items()}
+            cells |= {f"{setting}, {name}": paired for name, paired in judge(CLAIMS[id], selection).started.items()}
     return tabled.forest(pairs, theme)
 
 

@@ -8,7 +8,8 @@ first; the verdict is about the mean over seeds and its 95 % t-interval:
     cannot tell     neither, or fewer than two seeds
 
 A statement about every benchmark does not hold where one cell's own interval lies below zero, and needs all means
-above it. Cells without runs, or with fewer seeds than others, are counted and named; no verdict speaks of them.
+above it. Cells with fewer seeds than others stay out of the mean, but such a statement needs theirs above zero too.
+Cells without runs are counted and named; no verdict speaks of them.
 """
 
 from __future__ import annotations
@@ -218,20 +219,51 @@ def above_cn_learned(preset):
 @dataclass(frozen=True)
 class Verdict:
     claim: Claim
-    verdict: str
-    paired: Paired
-    cells: dict[str, Paired]  # those that have the most seeds
-    missing: tuple[str, ...]  # the others
+    paired: Paired  # averaged over `cells`
+    started: dict[str, Paired]  # the cells that have a seed or more
+    cells: dict[str, Paired]  # of these, those that have the most
+    missing: tuple[str, ...]  # the cells that have none
+
+    @property
+    def fewer(self) -> dict[str, Paired]:
+        return {name: cell for name, cell in self.started.items() if name not in self.cells}
+
+    @property
+    def share(self) -> str:
+        return f"{len(self.cells)} of {len(self.started) + len(self.missing)}"
+
+    @property
+    def verdict(self) -> str:
+        if not self.cells:
+            return NO_RUNS
+        if self.paired.interval is None:
+            return OPEN
+        if self.claim.alike is not None:
+            return self._alike(*self.paired.interval)
+        everywhere = self.started.values() if self.claim.every else ()
+        if self.paired.is_below or any(cell.is_below for cell in everywhere):
+            return FAILS
+        return HOLDS if self.paired.is_above and all(cell.mean > 0 for cell in everywhere) else OPEN
+
+    def _alike(self, low: float, high: float) -> str:
+        margin = self.claim.alike
+        if -margin <= low and high <= margin:
+            return HOLDS
+        return FAILS if low > margin or high < -margin else OPEN
 
 
 def judge(claim: Claim, selection: Selection) -> Verdict:
     by_seed = {cell.name: _by_seed(cell, selection) for cell in claim.cells(selection.runs.preset)}
     most = max(map(len, by_seed.values()), default=0)
-    found = {name: seeds for name, seeds in by_seed.items() if seeds and len(seeds) == most}
-    paired = averaged(list(found.values()))
-    cells = {name: Paired(tuple(seeds.values())) for name, seeds in found.items()}
-    missing = tuple(name for name in by_seed if name not in found)
-    return Verdict(claim, _verdict(claim, paired, cells), paired, cells, missing)
+    counted = {name: seeds for name, seeds in by_seed.items() if seeds and len(seeds) == most}
+    started = {name: Paired(tuple(seeds.values())) for name, seeds in by_seed.items() if seeds}
+    return Verdict(
+        claim,
+        averaged(list(counted.values())),
+        started,
+        cells={name: cell for name, cell in started.items() if name in counted},
+        missing=tuple(name for name in by_seed if name not in started),
+    )
 
 
 def _by_seed(cell: Difference, selection: Selection) -> dict[int, float]:
@@ -253,31 +285,13 @@ def _value(record: dict, metric: tuple[str, ...]) -> float:
     return record
 
 
-def _verdict(claim: Claim, paired: Paired, cells: dict[str, Paired]) -> str:
-    if not cells:
-        return NO_RUNS
-    if paired.interval is None:
-        return OPEN
-    low, high = paired.interval
-    if claim.alike is not None:
-        if -claim.alike <= low and high <= claim.alike:
-            return HOLDS
-        return FAILS if low > claim.alike or high < -claim.alike else OPEN
-    if paired.is_below or (claim.every and any(cell.is_below for cell in cells.values())):
-        return FAILS
-    all_above = all(cell.mean > 0 for cell in cells.values())
-    return HOLDS if paired.is_above and (all_above or not claim.every) else OPEN
-
-
 HEAD = ("statement", "source", "verdict", "n", "mean difference", "95 % interval", "wins", "cells")
 
 
 def words(verdict: Verdict) -> tuple[str, ...]:
     """A line under HEAD."""
     claim, paired = verdict.claim, verdict.paired
-    total = len(verdict.cells) + len(verdict.missing)
     interval = "–" if paired.interval is None else f"[{paired.interval[0]:+.2f}, {paired.interval[1]:+.2f}]"
     difference = "–" if paired.mean is None else f"{paired.mean:+.2f}"
     wins = f"{paired.wins} of {paired.n}" if paired.n else "–"
-    cells = f"{len(verdict.cells)} of {total}"
-    return claim.statement, claim.source, verdict.verdict, str(paired.n), difference, interval, wins, cells
+    return claim.statement, claim.source, verdict.verdict, str(paired.n), difference, interval, wins, verdict.share

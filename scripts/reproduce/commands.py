@@ -305,8 +305,10 @@ def show_claims(arguments) -> int:
         print(f"{found:14}{statement} ({source})")
         if verdict.cells:
             print(f"{'':14}{difference} {interval} points, n = {n}, wins {wins}, {cells} cells")
-            if verdict.missing:
-                print(f"{'':14}not in it: {'; '.join(verdict.missing)}")
+        for name, cell in verdict.fewer.items():
+            print(f"{'':14}not in it: {cell.mean:+.2f} points, n = {cell.n}: {name}")
+        if verdict.cells and verdict.missing:
+            print(f"{'':14}no runs: {'; '.join(verdict.missing)}")
     return 0
 
 

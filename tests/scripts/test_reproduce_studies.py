@@ -107,7 +107,20 @@ def test_cells_with_fewer_seeds_are_named_and_not_averaged(tmp_path):
     fill(found, BN, [50.0] * 3)
     fill(found, OTHER_BN, [90.0])
     judged = judge(claim((OURS, BN), (OURS, OTHER_BN)), found)
-    assert (judged.verdict, judged.paired.n, judged.missing) == (HOLDS, 3, ("1",))
+    assert (judged.verdict, judged.paired.n, [*judged.cells], [*judged.fewer]) == (HOLDS, 3, ["0"], ["1"])
+    assert judged.share == "1 of 2"
+
+
+def test_a_cell_with_fewer_seeds_speaks_against_every_benchmark(tmp_path):
+    """One seed does not refute a statement about all cells, but keeps it from holding."""
+    found = selection(tmp_path)
+    fill(found, OURS, [60.0, 60.1, 59.9])
+    fill(found, BN, [50.0] * 3)
+    fill(found, OTHER_BN, [90.0])
+    everywhere = claim((OURS, BN), (OURS, OTHER_BN), every=True)
+    assert judge(everywhere, found).verdict == OPEN
+    fill(found, OTHER_BN, [90.0, 90.1])
+    assert judge(everywhere, found).verdict == FAILS
 
 
 @pytest.mark.parametrize("preset", [PAPER, NARROW, SMOKE], ids=lambda preset: preset.name)

@@ -19,7 +19,7 @@ from scripts.command_line import Parser
 from scripts.reproduce.claims import CLAIMS, FAILS, HOLDS, NO_RUNS, OPEN, Difference, Verdict, judge
 from scripts.reproduce.own_study import read_study
 from scripts.reproduce.paired import Paired
-from scripts.reproduce.plans import PLANS, Plan
+from scripts.reproduce.plans import PLANS, Experiment, Plan
 from scripts.reproduce.presets import NARROW
 from scripts.reproduce.results import Result, published, tabulate
 from scripts.reproduce.runs import MEASURED, Runs
@@ -102,11 +102,15 @@ def readme_part(selection: Selection) -> str:
     verdicts = [judge(claim, selection) for claim in CLAIMS.values()]
     judged = [verdict for verdict in verdicts if verdict.verdict != NO_RUNS]
     silent = [verdict.claim.statement for verdict in verdicts if verdict.verdict == NO_RUNS]
-    head = ("difference in points", "paper", "ours", "95 % interval", "n", "verdict")
+    head = ("difference in points", "paper", "ours", "95 % interval", "n", "verdict", "runs of", "hours")
     return "\n".join(
         [
             about(selection),
-            markdown(head, (readme_row(verdict) for verdict in judged)),
+            markdown(head, (readme_row(verdict, selection) for verdict in judged)),
+            filled(
+                "The runs of a row: `python -m scripts.reproduce run PLAN --preset narrow`; rows share runs, and so "
+                "their hours. `claims` in place of `run PLAN` prints the verdicts."
+            ),
             *listed("**Did not reproduce:**", judged, FAILS),
             *listed("**Cannot be told from these runs:**", judged, OPEN),
             filled(f"**No runs at this scale:** {'; '.join(silent)}.") if silent else "",
@@ -126,12 +130,33 @@ def about(selection: Selection) -> str:
     )
 
 
-def readme_row(verdict: Verdict) -> tuple[str, ...]:
-    paired = verdict.paired
+def readme_row(verdict: Verdict, selection: Selection) -> tuple[str, ...]:
+    paired, experiments = verdict.paired, compared(verdict)
     return (
         f"{verdict.claim.statement} ({verdict.share} cells)", difference(in_the_paper(verdict)),
         difference(paired.mean), interval(paired), str(paired.n), f"**{verdict.verdict}**",
+        f"`{plan_of(experiments)}`", hours(records_of(experiments, selection)),
     )  # fmt: skip
+
+
+def compared(verdict: Verdict) -> set[Experiment]:
+    cells = (cell for cell in verdict.claim.cells(NARROW) if cell.name in verdict.cells)
+    return {experiment for cell in cells for _, experiment in cell.terms}
+
+
+def plan_of(experiments: set[Experiment]) -> str:
+    """The first plan that has them all."""
+    for plan in (*STUDIES.values(), *PLANS.values()):
+        cells = list(plan.cells(NARROW))
+        if experiments <= {cell.experiment for cell in cells} | {cell.over for cell in cells}:
+            return plan.id
+    return "all"
+
+
+def records_of(experiments: set[Experiment], selection: Selection) -> Iterator[dict]:
+    for experiment in experiments:
+        found = (selection.runs.record(run) for run in selection.final(experiment) or ())
+        yield from (record for record in found if record is not None)
 
 
 def listed(title: str, verdicts: list[Verdict], kind: str) -> list[str]:
@@ -143,8 +168,11 @@ def why(verdict: Verdict) -> str:
     if verdict.paired.n < 2:
         return "one seed"
     if verdict.verdict == FAILS and not verdict.paired.is_below:
-        below = [name for name, cell in verdict.cells.items() if cell.is_below]
+        below = [name for name, cell in verdict.started.items() if cell.is_below]
         return f"not in {'; '.join(below)}"
+    against = [f"{numbers(cell)} in {name}" for name, cell in verdict.started.items() if cell.mean <= 0]
+    if verdict.paired.is_above and against:
+        return f"{numbers(verdict.paired)}, but {'; '.join(against)}"
     return numbers(verdict.paired)
 
 

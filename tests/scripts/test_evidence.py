@@ -8,10 +8,12 @@ import re
 import pytest
 
 from scripts import evidence
-from scripts.reproduce.claims import CLAIMS, judge
+from scripts.reproduce.claims import CLAIMS, FAILS, OPEN, Claim, Verdict, judge
 from scripts.reproduce.paired import Paired
+from scripts.reproduce.plans import Experiment
 from scripts.reproduce.results import tabulate
 from scripts.reproduce.runs import MEASURED
+from scripts.reproduce.studies import JOINT
 from utils.errors import UsageError
 from utils.run.records import read_record
 
@@ -53,6 +55,33 @@ def test_what_the_paper_has_for_the_cells_with_runs(tmp_path):
                 for norm in ("BN", "Ours"))  # fmt: skip
     assert evidence.published_difference(cell) == pytest.approx(ours - bn)
     assert evidence.in_the_paper(judge(claim, evidence.evidence(tmp_path))) is None
+
+
+def verdict(cells: dict[str, tuple[float, ...]], counted: str, **facts) -> Verdict:
+    started = {name: Paired(values) for name, values in cells.items()}
+    claim = Claim("made-up", "ours is above", "nowhere", lambda preset: iter(()), **facts)
+    return Verdict(claim, started[counted], started, {counted: started[counted]}, ())
+
+
+def test_reasons_name_the_cells_that_speak_against_a_statement():
+    clear, opposed = (5.0, 5.1, 4.9), (-5.0, -5.1, -4.9)
+    open_one = verdict({"there": clear, "here": (-1.0,)}, "there", every=True)
+    assert open_one.verdict == OPEN
+    assert evidence.why(open_one) == "+5.0 [+4.8, +5.2], n = 3, but -1.0, n = 1 in here"
+    failed = verdict({"there": clear, "here": opposed}, "there", every=True)
+    assert (failed.verdict, evidence.why(failed)) == (FAILS, "not in here")
+    assert evidence.why(verdict({"here": opposed}, "here")) == "-5.0 [-5.2, -4.8], n = 3"
+    assert evidence.why(verdict({"here": (1.0,)}, "here")) == "one seed"
+
+
+def test_the_plan_and_the_hours_behind_a_row():
+    ours, bn, joint = (Experiment("derpp", norm, "cifar10", 500, flags)
+                       for norm, flags in (("adab2n", ()), ("bn", ()), ("bn", JOINT)))  # fmt: skip
+    assert evidence.plan_of({ours, bn, joint}) == "core"
+    assert evidence.plan_of({bn, Experiment("derpp", "gn", "cifar10", 500)}) == "table2"
+    found = list(evidence.records_of({ours}, evidence.evidence()))
+    assert {record["config"]["norm"] for record in found} == {"adab2n"}
+    assert evidence.hours([{"wall_seconds": 1800}, {"wall_seconds": 5400}]) == "2.0"
 
 
 def test_words():

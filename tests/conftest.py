@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import main
+from utils.run.training import Training
 
 torch.set_num_threads(1)
 
@@ -57,6 +58,10 @@ def runner(results: Path) -> Callable[..., Finished]:
         return call([*words, "--results_path", str(results), "--num_threads", "1", "--non_verbose"])
 
     return run
+
+
+def refuse_to_train(monkeypatch):
+    monkeypatch.setattr(Training, "run", lambda *args: pytest.fail("trained again"))
 
 
 @pytest.fixture

@@ -1,0 +1,152 @@
+"""Bad usage, and what does not fit into memory: one line, exit code 2, nothing written."""
+
+import pytest
+import torch
+from conftest import runner
+
+import utils.run.build
+from utils.config.registry import DATASETS
+
+DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
+SGD = ["--model", "sgd", *DIGITS]
+ER = ["--model", "er", *DIGITS]
+ADA = ["--norm", "adab2n"]
+
+
+def check_refusal(finished, words):
+    assert finished.code == 2
+    assert finished.stdout == ""
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("error: ")
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--model", "derp", *DIGITS], ["unknown model 'derp'", "did you mean", "derpp", "er_ace_lider"]),
+        (["--model", "er", "--norm", "adabn", *DIGITS], ["unknown norm 'adabn'", "adab2n"]),
+        (["--model", "er", "--dataset", "seq-cifar"], ["unknown dataset", "did you mean", "seq-cifar10"]),
+        ([*SGD[:-2], "--backbone", "resnet"], ["unknown backbone", "did you mean resnet18", "mlp"]),
+        ([*ER, "--buffersize", "10"], ["unknown flag --buffersize", "did you mean --buffer_size"]),
+        ([*ER, "--buffersize=10"], ["unknown flag --buffersize", "did you mean --buffer_size"]),
+        ([*ER, "--buffer", "10"], ["unknown flag --buffer"]),
+        ([*SGD, "stray"], ["unexpected argument 'stray'"]),
+        (["sgd"], ["unexpected argument 'sgd'"]),
+        ([], ["--model is missing", "derpp", "sgd"]),
+        (["--dataset", "seq-digits"], ["--model is missing", "derpp", "sgd"]),
+        (["--model", "sgd"], ["--dataset is missing", "seq-digits", "seq-folder"]),
+        (["--model"], ["--model", "expected one argument"]),
+        ([*SGD, "--buffer_size", "10"], ["--buffer_size", "--model sgd has none"]),
+        (["--model", "joint", *DIGITS, "--buffer_mode", "ring"], ["--buffer_mode", "--model joint has none"]),
+        ([*SGD, "--replay_forward", "joint"], ["--replay_forward", "--model sgd has none"]),
+        ([*ER, "--kappa", "0.5"], ["--kappa", "--norm adab2n", "not of --norm bn"]),
+        ([*ER, "--groups", "4"], ["--groups", "--norm gn", "--norm cn", "not of --norm bn"]),
+        ([*ER, "--alpha", "0.5"], ["--alpha", "--model derpp", "not of --model er"]),
+        ([*ER, "--image_size", "8"], ["--image_size", "--dataset seq-folder", "not of --dataset seq-digits"]),
+        ([*ER, "--base_path", "x"], ["--base_path", "not of --dataset seq-digits"]),
+        ([*ER, "--hidden", "8"], ["--hidden", "--backbone mlp", "not of --backbone resnet18"]),
+        ([*ER, "--ring_quota", "class"], ["--ring_quota needs --buffer_mode ring"]),
+        ([*ER, *ADA, "--kappa", "1.5"], ["--kappa", "from 0 to 1", "1.5"]),
+        ([*ER, *ADA, "--eta", "0"], ["--eta", "ends excluded"]),
+        ([*ER, *ADA, "--ada_t0", "2"], ["--ada_t0", "from 0 to 1"]),
+        ([*ER, "--lr", "nan"], ["--lr", "nan"]),
+        ([*ER, "--lr", "inf"], ["--lr", "inf"]),
+        ([*ER, "--lr", "-0.1"], ["--lr", "at least 0"]),
+        ([*ER, "--lr", "fast"], ["--lr", "a number", "fast"]),
+        ([*ER, "--batch_size", "-3"], ["--batch_size", "from 1 to 1000000", "-3"]),
+        ([*ER, "--batch_size", "0"], ["--batch_size", "from 1 to 1000000"]),
+        ([*ER, "--batch_size", "2.5"], ["--batch_size", "whole number"]),
+        ([*ER, "--n_tasks", "3"], ["--n_tasks 3 does not divide the 10 classes"]),
+        ([*ER, "--n_tasks", "20"], ["--n_tasks 20 does not divide"]),
+        ([*ER, "--validation", "1"], ["--validation", "ends excluded"]),
+        ([*ER, "--validation", "0.001"], ["--validation 0.001", "without data"]),
+        ([*ER, "--lr_milestones", "5,3"], ["--lr_milestones", "rising"]),
+        ([*ER, "--scenario", "onlin"], ["--scenario", "online, offline"]),
+        ([*ER, "--device", "gpu"], ["--device", "cuda:N"]),
+        (["--model", "er_ace_lider", *ER[2:-2], "--backbone", "mlp"], ["--model er_ace_lider", "--backbone mlp"]),
+        ([*ER, "--buffer_mode", "ring", "--buffer_size", "4"], ["--buffer_size 4", "5 task shares"]),
+        ([*ER, "--wandb_entity", "me"], ["--wandb_entity needs --wandb_project"]),
+        (["--model", "er", "--dataset", "seq-folder", "--n_tasks", "2", "--base_path", "no/where"],
+         ["no/where/train", "--base_path"]),
+    ],
+    ids=lambda value: " ".join(value) if value and value[0].startswith("--") else None,
+)  # fmt: skip
+def test_bad_usage_is_one_line_and_writes_nothing(run_main, results, argv, words):
+    check_refusal(run_main(*argv), words)
+    assert not results.exists()
+
+
+LATE = [  # noticed when the data are read or the network is built
+    ([*ER, "--norm", "gn"], ["32 groups do not divide 4 channels", "--groups"]),
+    ([*ER, "--norm", "cn", "--groups", "3"], ["3 groups do not divide 4 channels", "--groups"]),
+    ([*ER[:-2], "--backbone", "mlp", "--norm", "in"], ["normalization of a single value", "--norm"]),
+    ([*ER[:-2], "--backbone", "mlp", "--norm", "sn"], ["normalization of a single value", "--norm"]),
+    (
+        ["--model", "er", "--dataset", "seq-miniimg", "--base_path", "no/where"],
+        ["no/where", "--base_path", "train_x.npy", "mini-imagenet-cache-train.pkl"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("argv", "words"), LATE)
+def test_bad_usage_noticed_late_is_one_line_and_writes_nothing_too(run_main, results, argv, words):
+    check_refusal(run_main(*argv), words)
+    assert not results.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_missing_cuda_is_one_line(run_main, results, name):
+    finished = run_main(*SGD, "--device", name)
+    assert finished.code == 2
+    assert finished.stderr.splitlines() == [
+        f"error: --device {name}: this machine has 0 CUDA devices; use --device auto"
+    ]
+    assert not results.exists()
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [[], ["--rerun"]],
+)
+def test_file_in_the_way_of_the_results_names_the_flag(tmp_path, extra):
+    (tmp_path / "file").write_text("in the way")
+    finished = runner(tmp_path / "file")(*SGD, "--debug_mode", *extra)
+    assert finished.code == 2
+    (line,) = finished.stderr.splitlines()
+    assert str(tmp_path / "file") in line
+    assert "--results_path" in line
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+# --- what does not fit into memory ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    monkeypatch.setattr(utils.run.build, "memory_of", lambda device: 20_000_000)
+
+
+def test_buffer_that_cannot_fit_into_memory_is_refused_before_it_is_made(run_main, results, memory):
+    words = ["--buffer_size 100000 needs 0.03 GB", "this device has 0.02"]
+    check_refusal(run_main(*ER, "--buffer_size", "100000", "--debug_mode"), words)
+    assert not results.exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), MemoryError("Unable to allocate 7 GiB"), RuntimeError("can't allocate memory: you tried 7 bytes")],
+)
+def test_refused_allocation_is_one_line(run_main, results, monkeypatch, error):
+    def refusing(*_, **__):
+        raise error
+
+    monkeypatch.setattr(utils.run.build, "Buffer", refusing)
+    monkeypatch.setattr(utils.run.build, "buffer_bytes", lambda *_: 0)
+    check_refusal(run_main(*ER), ["--model er does not fit into memory: ", "make it smaller"])
+    monkeypatch.undo()
+    monkeypatch.setattr(DATASETS.get("seq-digits").build, "stream", refusing)
+    check_refusal(run_main(*ER), ["the data does not fit into memory: "])
+    assert not results.exists()

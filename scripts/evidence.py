@@ -181,11 +181,13 @@ def why(verdict: Verdict) -> str:
 OPENING = """# Evidence: what reproduces, and what follows
 
 Made by `python -m scripts.evidence` from the records in `results/measured`, which hold configuration, commit, versions,
-threads and every accuracy of a run; a test makes this page again and compares. A run is repeated by
+threads and every accuracy of a run; a test makes this page again and compares. Runs are repeated, from the
+configuration in their records, and compared to the last digit by
 
-    python main.py --config results/measured/RUN/record.json --num_threads 1 --results_path elsewhere
+    python -m scripts.reproduce repeat RUN RUN --base_path data
 
-and the whole by `python -m scripts.reproduce run core --preset narrow` and the other plans that are named below.
+(without names, ten picked at random), and the whole is made by `python -m scripts.reproduce run core --preset narrow`
+and the other plans that are named below.
 """
 
 

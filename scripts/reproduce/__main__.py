@@ -49,15 +49,13 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run what is missing")
     about(run)
     run.add_argument("--launcher", default="local", choices=["local", "ray", "slurm"])
-    run.add_argument("--workers", type=integer(1, MANY), help="runs at a time (default: what cores or GPUs allow)")
+    on_this_machine(run)
     run.add_argument(
         "--num_threads",
         type=integer(1, MANY),
         default=1,
         help="CPU threads of every run (default 1): with another number, rounding and so the accuracies differ",
     )
-    run.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all); for Slurm: 1 or none")
-    run.add_argument("--jobs_per_gpu", type=integer(1, MANY), default=1, help="runs that share a GPU (default 1)")
     run.add_argument(
         "--retries", type=integer(0, MANY), default=2, help="further attempts of a run that fails (default 2)"
     )
@@ -65,10 +63,29 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
     run.add_argument("--sbatch_args", default="", help='for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"')
     run.add_argument("--detach", action="store_true", help="submit to Slurm and return")
+    about_repetition(commands.add_parser("repeat", help="run kept records again and compare every number"))
     work = commands.add_parser("work", help="one run of a Slurm manifest (called by the array job)")
     work.add_argument("manifest", type=path)
     work.add_argument("index", type=int)
     return whole
+
+
+def about_repetition(command: argparse.ArgumentParser) -> None:
+    command.add_argument("runs", nargs="*", help="names of runs (default: a random choice)")
+    command.add_argument("--records", type=folder, default="results/measured", help="(default results/measured)")
+    command.add_argument("--count", type=integer(1, MANY), default=10, help="how many to choose (default 10)")
+    command.add_argument("--pick", type=int, default=0, help="seed of the choice (default 0)")
+    command.add_argument("--base_path", type=path, help="folder with the data, if elsewhere than the records say")
+    command.add_argument(
+        "--results_path", type=folder, default="results/repeated", help="for the new records (default results/repeated)"
+    )
+    on_this_machine(command)
+
+
+def on_this_machine(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--workers", type=integer(1, MANY), help="runs at a time (default: what cores or GPUs allow)")
+    command.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all); for Slurm: 1 or none")
+    command.add_argument("--jobs_per_gpu", type=integer(1, MANY), default=1, help="runs that share a GPU (default 1)")
 
 
 IDS = "table2 ... fig7, or all (default); core ..., or studies; core:cifar10 for one data set; or my_study.toml"

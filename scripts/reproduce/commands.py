@@ -13,6 +13,7 @@ from scripts.reproduce.claims import CLAIMS, judge, words
 from scripts.reproduce.display import Display
 from scripts.reproduce.launchers.local import LocalEngine, visible_gpus
 from scripts.reproduce.presets import PRESETS
+from scripts.reproduce.repeat import repeat
 from scripts.reproduce.reporting import untrusted, write_report
 from scripts.reproduce.request import remember, set_up
 from scripts.reproduce.results import other_code
@@ -348,6 +349,7 @@ def without_places(record: dict) -> dict:
 COMMANDS = {
     "claims": show_claims,
     "keep": keep_records,
+    "repeat": repeat,
     "list": show_list,
     "status": show_status,
     "run": run_missing,

@@ -200,6 +200,8 @@ def page(selection: Selection) -> str:
 
 
 QUESTIONS = {  # a claim, what a user asks, and the answers if it holds and if it does not
+    "class-il": ("AdaB²N or BN, each in the paper's forward?", "AdaB²N", "BN"),
+    "cn": ("CN or BN?", "CN", "BN"),
     "bn-joint": ("Joint or separate forward for BN?", "joint", "separate"),
     "same-forward": ("AdaB²N or BN, both in a joint forward?", "AdaB²N", "BN"),
     "cn-learned": ("CN's affine parameters: learned or frozen?", "learned", "frozen"),
@@ -213,7 +215,8 @@ def choices_part(selection: Selection) -> str:
     for id, (question, if_holds, if_not) in QUESTIONS.items():
         verdict = judge(CLAIMS[id], selection)
         if verdict.verdict != NO_RUNS:
-            answer = {HOLDS: if_holds, FAILS: if_not}.get(verdict.verdict, "cannot be told yet")
+            against = if_not if verdict.paired.is_below else "cannot be told yet"
+            answer = if_holds if verdict.verdict == HOLDS else against
             where = "; ".join(verdict.cells)
             lines.append(f"- {question} **{answer}**: {numbers(verdict.paired)} in Class-IL ({where}).")
     lines.append("- κ, λ and `ada_t0`? The defaults, which were chosen on held-out images: [defaults.md](defaults.md).")

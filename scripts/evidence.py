@@ -122,7 +122,7 @@ def about(selection: Selection) -> str:
     records = finished(selection)
     return filled(
         f"{len(records)} runs, one thread each, {hours(records)} hours on the clock in all, beside other work (alone "
-        "on a core, a run takes six to nine minutes): everything as published "
+        "on a core, a run takes six to twelve minutes): everything as published "
         "(data, streams, settings, class orders) but the width of the ResNet-18, 16 filters instead of 64, and κ and "
         "λ, which the paper does not publish ([docs/defaults.md](docs/defaults.md)). A row is a difference of final "
         "average accuracies, paired by seed and averaged over its cells; n is the number of seeds, the interval that "

@@ -6,6 +6,7 @@ import fcntl
 import glob
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -44,8 +45,13 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+ROW = re.compile(r'\[\n([^][{}"]+)\]')  # a list of numbers; no text has a line feed as such
+
+
 def write_json(path: Path, value: Any) -> None:
+    """An entry a line, and a list of numbers on one: a confusion matrix of 100 classes has 100 lines, not 10,000."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    text = ROW.sub(lambda row: f"[{' '.join(row[1].split())}]", text)
     write_atomically(path, lambda file: file.write(text.encode()))
 
 

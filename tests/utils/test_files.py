@@ -1,9 +1,32 @@
-"""Locks on folders."""
+"""Files and locks on folders."""
 
+import json
 import os
 import signal
 
-from utils.files import OwnedLock
+from hypothesis import given
+from hypothesis import strategies as st
+
+from utils.files import OwnedLock, write_json
+
+
+def test_a_row_of_numbers_is_a_line(tmp_path):
+    write_json(tmp_path / "a.json", {"matrix": [[1, 2.5], [None, -3e-9]], "names": ["[a, b]"], "none": []})
+    assert (tmp_path / "a.json").read_text() == (
+        '{\n "matrix": [\n  [1, 2.5],\n  [null, -3e-09]\n ],\n "names": [\n  "[a, b]"\n ],\n "none": []\n}\n'
+    )
+
+
+@given(
+    st.recursive(
+        st.text('[]{}",\\ \n1') | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.none(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[] "\n'), inner, max_size=3),
+    )
+)
+def test_what_is_written_is_what_is_read(tmp_path_factory, value):
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    write_json(path, value)
+    assert json.loads(path.read_text()) == value
 
 
 def test_forked_process_does_not_have_the_lock_of_its_parent(tmp_path):

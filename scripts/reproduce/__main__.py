@@ -48,7 +48,12 @@ def parser() -> argparse.ArgumentParser:
     about(commands.add_parser("keep", help="copy the records of these runs to results/measured, beside the code"))
     run = commands.add_parser("run", help="run what is missing")
     about(run)
-    run.add_argument("--launcher", default="local", choices=["local", "ray", "slurm"])
+    run.add_argument(
+        "--launcher",
+        default="local",
+        choices=["local", "ray", "slurm"],
+        help="(default local); with ray and slurm, --gpus is 1 (a run asks for one) or none",
+    )
     on_this_machine(run)
     run.add_argument(
         "--num_threads",
@@ -84,7 +89,7 @@ def about_repetition(command: argparse.ArgumentParser) -> None:
 
 def on_this_machine(command: argparse.ArgumentParser) -> None:
     command.add_argument("--workers", type=integer(1, MANY), help="runs at a time (default: what cores or GPUs allow)")
-    command.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all); for Slurm: 1 or none")
+    command.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all)")
     command.add_argument("--jobs_per_gpu", type=integer(1, MANY), default=1, help="runs that share a GPU (default 1)")
 
 

@@ -88,10 +88,14 @@ def published_difference(cell: Difference) -> float | None:
     return sum(sign * value for (sign, _), value in zip(cell.terms, values, strict=True))
 
 
+def judged_cells(verdict: Verdict) -> list[Difference]:
+    """Those whose mean the verdict is of."""
+    return [cell for cell in verdict.claim.cells(NARROW) if cell.name in verdict.cells]
+
+
 def in_the_paper(verdict: Verdict) -> float | None:
     """The published mean over the cells that have runs here."""
-    cells = (cell for cell in verdict.claim.cells(NARROW) if cell.name in verdict.cells)
-    values = [published_difference(cell) for cell in cells]
+    values = [published_difference(cell) for cell in judged_cells(verdict)]
     return mean(values) if values and None not in values else None
 
 
@@ -140,8 +144,7 @@ def readme_row(verdict: Verdict, selection: Selection) -> tuple[str, ...]:
 
 
 def compared(verdict: Verdict) -> set[Experiment]:
-    cells = (cell for cell in verdict.claim.cells(NARROW) if cell.name in verdict.cells)
-    return {experiment for cell in cells for _, experiment in cell.terms}
+    return {experiment for cell in judged_cells(verdict) for _, experiment in cell.terms}
 
 
 def plan_of(experiments: set[Experiment]) -> str:

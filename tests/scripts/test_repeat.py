@@ -55,8 +55,7 @@ def test_the_same_numbers_are_identical_and_another_digit_is_told(original, reco
     assert count == "0 of 1 identical"
 
 
-def test_a_run_that_fails_is_not_identical(original, records, capsys):
-    """Its data are elsewhere now."""
+def test_a_run_without_its_data_is_not_identical(original, records, capsys):
     config = json.loads((original / "record.json").read_text())["config"]
     change(records, original.name, config=config | {"dataset": "seq-cifar10", "base_path": "data"})
     assert repeat(records, "--base_path", str(records / "none")) == 1

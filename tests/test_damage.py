@@ -15,7 +15,7 @@ from scripts.reproduce.presets import SMOKE
 from scripts.reproduce.runs import Runs
 from scripts.reproduce.sweep import Outcome
 from tests.conftest import call, runner
-from tests.datasets.test_folder import config, fill, stream
+from tests.datasets.class_folders import config, fill, stream
 from utils.config.registry import DATASETS
 
 TINY = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4"]

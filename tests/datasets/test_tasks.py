@@ -8,7 +8,7 @@ from helpers import CPU, build_run, make_spec, make_stream, run_config
 from datasets.dataset import listed
 from datasets.seq_cifar10 import SeqCifar10
 from datasets.seq_digits import SeqDigits
-from tests.datasets import test_folder
+from tests.datasets import class_folders
 from utils.config.arguments import identity_options, resolve
 from utils.config.parser import parse
 from utils.config.registry import MODELS
@@ -104,7 +104,7 @@ def test_numbers_that_cannot_be_are_refused(words, told):
 
 
 def test_folder_needs_no_number_of_tasks_then(tmp_path):
-    test_folder.fill(tmp_path)
+    class_folders.fill(tmp_path)
     flags = ["--dataset", "seq-folder", "--base_path", str(tmp_path), "--image_size", "8", "--non_verbose"]
     found = stream_of(*flags, "--task_classes", "3,1")
     assert found.spec.train_sizes == (9, 3)
@@ -193,11 +193,11 @@ def test_classes_may_have_names(tmp_path):
     lines = [*reversed(names)]
     config = config_of("--dataset", "seq-cifar10", "--class_order", write_order(tmp_path / "order", lines))
     assert SeqCifar10().stream_labels(config, 10).tolist() == list(range(9, -1, -1))
-    test_folder.fill(tmp_path / "images")  # ant, bee, cat, dog
+    class_folders.fill(tmp_path / "images")  # ant, bee, cat, dog
     order = write_order(tmp_path / "animals", ["cat", "  dog ", "", "ant", "bee"])
     flags = ["--dataset", "seq-folder", "--base_path", str(tmp_path / "images"), "--image_size", "8", "--non_verbose"]
     found = stream_of(*flags, "--n_tasks", "2", "--class_order", order)
-    content = test_folder.fill(tmp_path / "images")
+    content = class_folders.fill(tmp_path / "images")
     first = found.train_data.images[found.train_data.labels == 0].numpy().transpose(0, 2, 3, 1)
     assert np.array_equal(first, content["train", "cat"])
 

@@ -7,7 +7,7 @@ from helpers import make_spec, make_stream
 from PIL import Image
 
 from datasets.seq_digits import SeqDigits
-from tests.datasets import test_folder
+from tests.datasets import class_folders
 from utils.data.stream import TensorStream, split_of
 from utils.run.data_check import SHOWN, look_at, write_sheet
 
@@ -43,7 +43,7 @@ def test_report_needs_no_model_and_counts_every_class(results):
 
 
 def test_model_validation_and_names_of_classes(results, tmp_path):
-    test_folder.fill(tmp_path, train=10)
+    class_folders.fill(tmp_path, train=10)
     flags = ["--dataset", "seq-folder", "--base_path", str(tmp_path), "--image_size", "8", "--non_verbose"]
     shown = check(results, *flags, "--n_tasks", "2", "--model", "joint", "--validation", "0.3")
     assert shown.code == 0
@@ -79,7 +79,7 @@ def test_what_is_missing_is_one_line(results, words, told):
 
 
 def test_damaged_image_is_named(results, tmp_path):
-    test_folder.fill(tmp_path)
+    class_folders.fill(tmp_path)
     (tmp_path / "test/bee/1.png").write_bytes(b"damaged")
     shown = check(results, "--dataset", "seq-folder", "--n_tasks", "2", "--base_path", str(tmp_path))
     assert shown.code == 2

@@ -1,0 +1,272 @@
+"""The cache of decoded images: what is decoded again, and what is not."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from safetensors import safe_open
+
+from datasets import image_cache, seq_folder
+from datasets.image_files import ImageFiles
+from tests.datasets.class_folders import caches, change_unseen, fill, pixels, refusal, save, stream
+
+
+def test_second_read_does_not_decode(tmp_path, monkeypatch):
+    fill(tmp_path)
+    first = stream(tmp_path)
+    assert len(caches(tmp_path)) == 1
+    monkeypatch.setattr(seq_folder, "decode", lambda *args: pytest.fail("decoded again"))
+    second = stream(tmp_path)
+    assert second.spec == first.spec
+    assert np.array_equal(second.train_data.images, first.train_data.images)
+    assert np.array_equal(second.test_data.labels, first.test_data.labels)
+
+
+def test_changed_file_is_decoded_again(tmp_path):
+    fill(tmp_path)
+    before = stream(tmp_path)
+    save(tmp_path / "train/ant/0.png", np.full((8, 8, 3), 9, dtype=np.uint8))
+    after = stream(tmp_path)
+    assert (after.train_data.images[0] == 9).all()
+    assert after.spec.fingerprint != before.spec.fingerprint
+    assert after.spec.mean != before.spec.mean
+
+
+def test_changed_file_of_the_same_length_is_decoded_again(tmp_path):
+    fill(tmp_path)
+    path = tmp_path / "train/ant/0.bmp"
+    save(path, np.full((8, 8, 3), 1, dtype=np.uint8))
+    length, before = path.stat().st_size, stream(tmp_path)
+    save(path, np.full((8, 8, 3), 9, dtype=np.uint8))
+    assert path.stat().st_size == length
+    after = stream(tmp_path)
+    assert (after.train_data.images[0] == 9).all()
+    assert after.spec.fingerprint != before.spec.fingerprint
+
+
+def test_added_file_is_decoded(tmp_path):
+    fill(tmp_path)
+    assert len(stream(tmp_path).train_data) == 12
+    save(tmp_path / "train/bee/9.png", pixels(9))
+    assert len(stream(tmp_path).train_data) == 13
+
+
+def test_other_decoding_is_another_run_with_a_cache_of_its_own(tmp_path, monkeypatch):
+    fill(tmp_path)
+    before = stream(tmp_path)
+    monkeypatch.setattr(image_cache, "DECODING", image_cache.DECODING + 1)
+    assert stream(tmp_path).spec.fingerprint != before.spec.fingerprint
+    assert len(caches(tmp_path)) == 2
+
+
+def test_other_size_has_a_cache_of_its_own(tmp_path):
+    fill(tmp_path)
+    assert stream(tmp_path).train_data.images.shape == (12, 3, 8, 8)
+    assert stream(tmp_path, image_size=4).train_data.images.shape == (12, 3, 4, 4)
+    assert len(caches(tmp_path)) == 2
+
+
+def test_cache_path_leaves_the_images_folder_untouched(tmp_path):
+    images, cache = tmp_path / "images", tmp_path / "deep/cache"
+    fill(images)
+    stream(images, cache_path=str(cache))
+    assert sorted(path.name for path in images.iterdir()) == ["test", "train"]
+    assert len(caches(cache)) == 1
+
+
+def test_cache_that_cannot_be_written_names_the_flag(tmp_path):
+    fill(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    assert "--cache_path" in refusal(tmp_path, cache_path=str(tmp_path / "file"))
+
+
+def flipped_pixel(cache):
+    content = bytearray(cache.read_bytes())
+    content[-1] ^= 1
+    cache.write_bytes(content)
+
+
+def changed(**arrays):
+    """Writes the cache anew with other arrays, and all else as it is."""
+
+    def change(cache):
+        with safe_open(cache, framework="np") as file:
+            held = {name: file.get_tensor(name) for name in file.keys()} | arrays  # noqa: SIM118 (not a mapping)
+            cache.write_bytes(safetensors.numpy.save(held, metadata=file.metadata()))
+
+    return change
+
+
+def without_metadata(cache):
+    safetensors.numpy.save_file(safetensors.numpy.load_file(cache), cache)
+
+
+def of_another_size(cache):
+    stream(cache.parent, image_size=4)
+    (other,) = set(caches(cache.parent)) - {cache}
+    other.replace(cache)
+
+
+def cut(length):
+    return lambda cache: cache.write_bytes(cache.read_bytes()[:length])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut(0), cut(4), cut(50), cut(-10),
+        flipped_pixel,
+        without_metadata,
+        of_another_size,
+        changed(test_images=np.zeros((8, 3, 4, 4), np.uint8)),
+        changed(train_images=np.zeros((12, 3, 8, 8), np.float32)),
+        changed(train_labels=np.full(12, 99), test_labels=np.full(8, -1)),
+        changed(mean=np.ones(3)),
+    ],
+    ids=["empty", "header cut", "header cut later", "end cut", "flipped pixel", "as older code wrote it",
+         "another size's", "shape", "type", "labels", "mean"],
+)  # fmt: skip
+def test_damaged_cache_is_told_and_decoded_again(tmp_path, capsys, damage):
+    fill(tmp_path)
+    first = stream(tmp_path)
+    (cache,) = caches(tmp_path)
+    whole = cache.read_bytes()
+    assert capsys.readouterr().err == ""
+    damage(cache)
+    assert cache.read_bytes() != whole
+    again = stream(tmp_path)
+    assert again.spec == first.spec
+    for mine, theirs in ((again.train_data, first.train_data), (again.test_data, first.test_data)):
+        assert np.array_equal(mine.images, theirs.images)
+        assert np.array_equal(mine.labels, theirs.labels)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"note: the image cache {cache} is damaged: the images are decoded again"
+    assert cache.read_bytes() == whole
+
+
+def foreign(tmp_path):
+    other = tmp_path / "other"
+    fill(other, seed=1)
+    stream(other)
+    (path,) = other.glob("*.digest")
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [lambda _: b"", lambda _: b"\xff\0\xfe" * 9, lambda _: b"0123456789abcdef", lambda _: b"a b\n", foreign],
+    ids=["empty", "binary", "as older code wrote it", "text", "of other images"],
+)
+def test_digest_file_that_is_not_ours_is_written_anew(tmp_path, content):
+    fill(tmp_path / "images")
+    first = stream(tmp_path / "images")
+    (path,) = (tmp_path / "images").glob("*.digest")
+    whole = path.read_bytes()
+    path.write_bytes(content(tmp_path))
+    assert stream(tmp_path / "images").spec == first.spec
+    assert path.read_bytes() == whole
+    assert len(caches(tmp_path / "images")) == 1
+
+
+def test_kept_digest_saves_reading_the_files(tmp_path, monkeypatch):
+    fill(tmp_path)
+    first = stream(tmp_path)
+    monkeypatch.setattr(ImageFiles, "content_digest", lambda files: pytest.fail("read again"))
+    assert stream(tmp_path).spec == first.spec
+
+
+def test_content_changed_behind_size_and_time_shows_only_when_verified(tmp_path, capsys):
+    fill(tmp_path)
+    path = tmp_path / "train/ant/0.bmp"
+    save(path, np.full((8, 8, 3), 9, dtype=np.uint8))
+    before = stream(tmp_path)
+    assert stream(tmp_path, verify_data=True).spec == before.spec
+    change_unseen(path)
+    assert stream(tmp_path).spec == before.spec
+    assert capsys.readouterr().err == ""
+    after = stream(tmp_path, verify_data=True)
+    assert after.spec.fingerprint != before.spec.fingerprint
+    assert (after.train_data.images[0] != 9).sum() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"note: images in {tmp_path} changed, though their sizes and times did not")
+    assert stream(tmp_path).spec == stream(tmp_path, verify_data=True).spec == after.spec
+    assert capsys.readouterr().err == ""
+
+
+def test_content_changed_behind_size_and_time_is_not_decoded_under_the_old_digest(tmp_path):
+    fill(tmp_path)
+    path = tmp_path / "train/ant/0.bmp"
+    save(path, np.full((8, 8, 3), 9, dtype=np.uint8))
+    stream(tmp_path)
+    change_unseen(path)
+    assert "add --verify_data" in refusal(tmp_path, image_size=4)
+    assert len(caches(tmp_path)) == 1
+    assert len(stream(tmp_path, image_size=4, verify_data=True).train_data) == 13
+
+
+def test_failed_decoding_leaves_no_cache(tmp_path):
+    fill(tmp_path)
+    (tmp_path / "test/dog/1.png").write_bytes(b"no image")
+    refusal(tmp_path)
+    assert caches(tmp_path) == []
+    assert not list(tmp_path.glob(".*tmp"))
+
+
+def _die_in_the_middle_of_writing(root: Path) -> None:
+    os.replace = lambda *paths: os._exit(9)
+    stream(root)
+
+
+def test_next_run_removes_what_killed_ones_left(tmp_path):
+    fill(tmp_path)
+    stream(tmp_path)
+    (cache,), (digest,) = caches(tmp_path), tmp_path.glob("*.digest")
+    for missing in (cache, digest):
+        missing.unlink()
+        killed = multiprocessing.get_context("fork").Process(target=_die_in_the_middle_of_writing, args=(tmp_path,))
+        killed.start()
+        killed.join(60)
+        assert killed.exitcode == 9
+        (left,) = tmp_path.glob(".*.tmp")
+        assert left.name.startswith(f".{missing.name}.")
+        stream(tmp_path)
+        assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_folder_gets_one_lock_file(tmp_path):
+    fill(tmp_path)
+    for size in (8, 4):
+        stream(tmp_path, image_size=size)
+    save(tmp_path / "train/bee/9.png", pixels(9))
+    stream(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.lock")] == ["seq-folder.lock"]
+
+
+def _read_and_count(root: Path, together, counter: Path) -> None:
+    decode = seq_folder.decode
+
+    def counted(path, size):
+        with open(counter, "a") as file:
+            file.write("x")
+        return decode(path, size)
+
+    seq_folder.decode = counted
+    together.wait()
+    assert len(stream(root).train_data) == 12
+
+
+def test_runs_that_start_together_decode_once(tmp_path):
+    images, counter = tmp_path / "images", tmp_path / "count"
+    fill(images)
+    context = multiprocessing.get_context("fork")
+    together = context.Barrier(3)
+    workers = [context.Process(target=_read_and_count, args=(images, together, counter)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert len(counter.read_text()) == 20

@@ -251,7 +251,8 @@ def table_part(plan: Plan, selection: Selection) -> str:
     columns = [column for column in table.columns if any(_at(table, row, column) for row in rows)]
     lines = [(row[1], *(number(table.results.get((row, column))) for column in columns)) for row in rows]
     head = ("", *(", ".join(column) for column in columns))
-    return f"## {plan.title} (`{plan.id}`)\n\n{plan.note}\n\n" + markdown(head, lines)
+    note = f"{plan.note}\n\n" if plan.note else ""
+    return f"## {plan.title} (`{plan.id}`)\n\n{note}" + markdown(head, lines)
 
 
 def own_plans(measured: Path) -> Iterator[tuple[Plan, Selection]]:

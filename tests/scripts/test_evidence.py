@@ -12,8 +12,10 @@ from scripts.reproduce.claims import CLAIMS, FAILS, OPEN, Claim, Verdict, judge
 from scripts.reproduce.paired import Paired
 from scripts.reproduce.plans import Experiment
 from scripts.reproduce.results import tabulate
-from scripts.reproduce.runs import MEASURED
+from scripts.reproduce.runs import MEASURED, Runs
+from scripts.reproduce.selection import Selection
 from scripts.reproduce.studies import JOINT
+from tests.scripts.records import finish
 from utils.errors import UsageError
 from utils.run.records import read_record
 
@@ -82,6 +84,17 @@ def test_the_plan_and_the_hours_behind_a_row():
     found = list(evidence.records_of({ours}, evidence.evidence()))
     assert {record["config"]["norm"] for record in found} == {"adab2n"}
     assert evidence.hours([{"wall_seconds": 1800}, {"wall_seconds": 5400}]) == "2.0"
+
+
+def test_both_readings_of_cifar100_are_compared_with_the_paper(tmp_path):
+    selection = Selection("fixed", Runs(evidence.NARROW, str(tmp_path), measured=tmp_path / "none"), (0,))
+    found = {"cifar100": (21.55, 71.21), "cifar100-10": (22.55, 60.21)}  # published: 24.55, 61.21
+    for data, (class_il, task_il) in found.items():
+        assert evidence.readings_line(selection) == []
+        finish(selection.runs.of(Experiment("er_ace", "bn", data, 2000), 0), class_il, task_il)
+    (line,) = evidence.readings_line(selection)
+    assert "over the rows that have both (1):" in line
+    assert line.endswith("with 20 tasks Task-IL +10.0, Class-IL -3.0; with 10 Task-IL -1.0, Class-IL -2.0.")
 
 
 def test_words():

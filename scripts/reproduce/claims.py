@@ -7,9 +7,10 @@ first; the verdict is about the mean over seeds and its 95 % t-interval:
     does not hold   it lies below zero (outside the margin)
     cannot tell     neither, or fewer than two seeds
 
-A statement about every benchmark does not hold where one cell's own interval lies below zero, and needs all means
-above it. Cells with fewer seeds than others stay out of the mean, but such a statement needs theirs above zero too.
-Cells without runs are counted and named; no verdict speaks of them.
+A statement about every benchmark needs all means above zero, and does not hold where one cell's own interval lies
+below it. That interval allows for the number of cells (Bonferroni): of many without a difference, one is often enough
+below zero by chance. Where cells have three seeds or more, those with fewer stay out of the mean, but such a statement
+needs theirs above zero too. Cells without runs are counted and named; no verdict speaks of them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from scripts.reproduce.paired import Paired, averaged
+from scripts.reproduce.paired import CONFIDENCE, Paired, averaged
 from scripts.reproduce.plans import CLASS_IL, METHODS, SETTINGS, TASK_IL, Experiment, faa, title_of
 from scripts.reproduce.presets import Preset
 from scripts.reproduce.selection import Selection
 from scripts.reproduce.studies import JOINT, LEARNED, ONLINE, places
 
 HOLDS, FAILS, OPEN, NO_RUNS = "holds", "does not hold", "cannot tell", "no runs"
+ENOUGH = 3  # seeds: as many as the paper has
 FORGETTING = ("results", TASK_IL, "metrics", "forgetting_as_published")
 
 
@@ -221,7 +223,7 @@ class Verdict:
     claim: Claim
     paired: Paired  # averaged over `cells`
     started: dict[str, Paired]  # the cells that have a seed or more
-    cells: dict[str, Paired]  # of these, those that have the most
+    cells: dict[str, Paired]  # of these, those that have enough
     missing: tuple[str, ...]  # the cells that have none
 
     @property
@@ -241,9 +243,17 @@ class Verdict:
         if self.claim.alike is not None:
             return self._alike(*self.paired.interval)
         everywhere = self.started.values() if self.claim.every else ()
-        if self.paired.is_below or any(cell.is_below for cell in everywhere):
+        if self.paired.is_below or self.refuting:
             return FAILS
         return HOLDS if self.paired.is_above and all(cell.mean > 0 for cell in everywhere) else OPEN
+
+    @property
+    def refuting(self) -> list[str]:
+        """The cells by which a statement about every one of them does not hold."""
+        if not self.claim.every:
+            return []
+        confidence = 1 - (1 - CONFIDENCE) / len(self.started)
+        return [name for name, cell in self.started.items() if (cell.interval_at(confidence) or (0, 0))[1] < 0]
 
     def _alike(self, low: float, high: float) -> str:
         margin = self.claim.alike
@@ -254,8 +264,8 @@ class Verdict:
 
 def judge(claim: Claim, selection: Selection) -> Verdict:
     by_seed = {cell.name: _by_seed(cell, selection) for cell in claim.cells(selection.runs.preset)}
-    most = max(map(len, by_seed.values()), default=0)
-    counted = {name: seeds for name, seeds in by_seed.items() if seeds and len(seeds) == most}
+    enough = min(ENOUGH, max(map(len, by_seed.values()), default=0))
+    counted = {name: seeds for name, seeds in by_seed.items() if seeds and len(seeds) >= enough}
     started = {name: Paired(tuple(seeds.values())) for name, seeds in by_seed.items() if seeds}
     return Verdict(
         claim,

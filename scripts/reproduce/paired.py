@@ -30,12 +30,15 @@ class Paired:
 
     @property
     def interval(self) -> tuple[float, float] | None:
+        return self.interval_at(CONFIDENCE)
+
+    def interval_at(self, confidence: float) -> tuple[float, float] | None:
         """Of the mean, with n - 1 degrees of freedom; one difference has none."""
         if self.n < 2:
             return None
         from scipy.stats import t
 
-        reach = t.ppf((1 + CONFIDENCE) / 2, self.n - 1) * stdev(self.differences) / math.sqrt(self.n)
+        reach = t.ppf((1 + confidence) / 2, self.n - 1) * stdev(self.differences) / math.sqrt(self.n)
         return self.mean - reach, self.mean + reach
 
     @property

@@ -101,6 +101,27 @@ def test_every_is_more_than_the_average(tmp_path):
     assert judge(claim(*both, every=True), found).verdict == FAILS
 
 
+@pytest.mark.parametrize(("others", "verdict"), [(1, FAILS), (9, OPEN)])
+def test_a_cell_that_refutes_is_below_for_all_that_there_are(tmp_path, others, verdict):
+    """Its interval lies below zero at 97.5 %, but not at 99.5 %."""
+    found = selection(tmp_path)
+    fill(found, OURS, [60.0, 60.0, 60.0])
+    fill(found, BN, [50.0] * 3)
+    fill(found, OTHER_BN, [61.2, 61.0, 60.8])
+    judged = judge(claim((OURS, OTHER_BN), *[(OURS, BN)] * others, every=True), found)
+    assert judged.started["0"].is_below
+    assert (judged.verdict, judged.refuting) == (verdict, ["0"] if verdict == FAILS else [])
+
+
+def test_a_further_seed_of_one_cell_leaves_the_others_in_the_mean(tmp_path):
+    found = selection(tmp_path, seeds=(0, 1, 2, 3))
+    fill(found, OURS, [60.0, 60.1, 59.9, 60.0])
+    fill(found, BN, [50.0] * 4)
+    fill(found, OTHER_BN, [52.0] * 3)
+    judged = judge(claim((OURS, BN), (OURS, OTHER_BN)), found)
+    assert (judged.share, judged.paired.n, judged.paired.mean) == ("2 of 2", 3, pytest.approx(9.0))
+
+
 def test_cells_with_fewer_seeds_are_named_and_not_averaged(tmp_path):
     found = selection(tmp_path)
     fill(found, OURS, [60.0, 60.1, 59.9])

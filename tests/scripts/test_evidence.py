@@ -76,11 +76,20 @@ def test_reasons_name_the_cells_that_speak_against_a_statement():
     assert evidence.why(verdict({"here": (1.0,)}, "here")) == "one seed"
 
 
+@pytest.mark.parametrize(("paper", "told"), [(5.3, True), (5.1, False), (4.7, True), (None, False)])
+def test_what_the_paper_has_may_lie_outside_our_interval(monkeypatch, paper, told):
+    """[+4.8, +5.2]"""
+    monkeypatch.setattr(evidence, "in_the_paper", lambda verdict: paper)
+    found = evidence.outside([verdict({"here": (5.0, 5.1, 4.9)}, "here"), verdict({"there": (5.0,)}, "there")])
+    assert found[2:-1] == ([f"- ours is above: {paper:+.1f}, ours +5.0 [+4.8, +5.2], n = 3"] if told else [])
+
+
 def test_the_plan_and_the_hours_behind_a_row():
     ours, bn, joint = (Experiment("derpp", norm, "cifar10", 500, flags)
                        for norm, flags in (("adab2n", ()), ("bn", ()), ("bn", JOINT)))  # fmt: skip
-    assert evidence.plan_of({ours, bn, joint}) == "core"
-    assert evidence.plan_of({bn, Experiment("derpp", "gn", "cifar10", 500)}) == "table2"
+    assert evidence.plan_of({ours, bn, joint}) == "core:cifar10"
+    assert evidence.plan_of({ours, Experiment("derpp", "bn", "cifar100", 2000, JOINT)}) == "core"
+    assert evidence.plan_of({bn, Experiment("derpp", "gn", "cifar10", 500)}) == "table2:cifar10"
     found = list(evidence.records_of({ours}, evidence.evidence()))
     assert {record["config"]["norm"] for record in found} == {"adab2n"}
     assert evidence.hours([{"wall_seconds": 1800}, {"wall_seconds": 5400}]) == "2.0"

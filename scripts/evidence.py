@@ -135,7 +135,7 @@ def about(selection: Selection) -> str:
     records = finished(selection)
     return filled(
         f"{len(records)} runs, one thread each, {hours(records)} hours on the clock in all, beside other work (alone "
-        "on a core, a run takes six to twelve minutes): everything as the paper's text has it (data, streams, "
+        "on a core, a run takes six to fourteen minutes): everything as the paper's text has it (data, streams, "
         "settings, class orders; Split CIFAR-100 in 20 tasks, which are 10 in its code) but the ResNet-18, of 16 "
         "filters instead of 64 and with fewer groups in proportion, and κ, λ and `ada_t0`, which the paper does not "
         "publish ([docs/defaults.md](docs/defaults.md)). A row is a difference of final average accuracies, or of "

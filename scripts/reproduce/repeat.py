@@ -63,14 +63,20 @@ def choose(known: list[str], names: list[str], count: int, seed: int) -> list[st
 
 def again(record: dict, folder: Path, arguments) -> Run:
     options = {"config": folder / record["run"] / "record.json", "results_path": arguments.results_path}
+    options["num_threads"] = threads(record)  # no part of a run's identity, but of its bits
     if arguments.base_path and "base_path" in record["config"]:
         options["base_path"] = arguments.base_path
     place = Path(arguments.results_path) / "runs" / record["run"]
     return Run(record["run"], tuple(options.items()), place, record["steps"])
 
 
+def threads(record: dict) -> int:
+    return record["conditions"][0]["num_threads"]
+
+
 def carried_through(wanted: list[Run], runs: Runs, records: dict[str, dict], arguments) -> Outcome:
-    engine = LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu)
+    most = max((threads(records[run.name]) for run in wanted), default=1)
+    engine = LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu, most)
     expected = {run.name: records[run.name]["wall_seconds"] for run in wanted}
     display = Display(len(wanted), 0, engine.slots, expected)
     try:

@@ -55,6 +55,17 @@ def test_the_same_numbers_are_identical_and_another_digit_is_told(original, reco
     assert count == "0 of 1 identical"
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_run_has_as_many_threads_as_before(original, records, threads, monkeypatch):
+    """Whatever the machine would give it."""
+    monkeypatch.setenv("OMP_NUM_THREADS", str(3 - threads))
+    (before,) = json.loads((original / "record.json").read_text())["conditions"]
+    change(records, original.name, conditions=[before | {"num_threads": threads}])
+    repeat(records)
+    (now,) = json.loads((records.parent / "again" / "runs" / original.name / "record.json").read_text())["conditions"]
+    assert now["num_threads"] == threads
+
+
 def test_a_run_without_its_data_is_not_identical(original, records, capsys):
     config = json.loads((original / "record.json").read_text())["config"]
     change(records, original.name, config=config | {"dataset": "seq-cifar10", "base_path": "data"})

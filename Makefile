@@ -6,8 +6,8 @@ ARGS ?= --model derpp --norm adab2n --dataset seq-digits
 
 .DEFAULT_GOAL := help
 HAS_CUDA = $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"
-.PHONY: help install run test test-compile test-cuda test-ray test-slurm readme lint format matrix soak bench bench-compile \
-	bench-cuda clean
+.PHONY: help install run test test-compile test-cuda test-ray test-slurm readme lint format soak bench bench-compile \
+	bench-cuda sweeps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,6 +25,7 @@ run: install ## DER++ with AdaB2N on the embedded digits; other flags with ARGS=
 test: install ## all tests, two at a time, one thread each
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
 test-compile: install ## what Inductor generates for compiled steps: traces, float64 steps, bfloat16 (ten minutes)
@@ -42,7 +43,11 @@ test-slurm: install ## sweeps on a real Slurm of one node; needs root and Debian
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/cluster/test_slurm.py
 
 readme: install ## every command of the README, in its order, in a copy of this folder (20 minutes)
-	$(PY) -m scripts.follow_readme
+	$(PY) -m pytest -o addopts= -v tests/slow/test_readme_commands.py
+
+sweeps: install ## every shell sweep in miniature, then all plans with --preset smoke (20 minutes)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/slow/test_shell_sweeps.py
+	$(PY) -m scripts.reproduce run all --preset smoke
 
 lint: install ## check style
 	$(PY) -m ruff check .
@@ -52,21 +57,18 @@ format: install ## put the code into its style
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-matrix: install ## every method with every norm on the digits (72 runs, about 20 minutes)
-	$(PY) -m scripts.matrix
+soak: install ## kill and resume runs of every method 200 times (SOAK_KILLS=200), and compare their ends bit by bit
+	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v -s tests/slow/test_soak.py
 
-soak: install ## kill and resume runs at random moments, at least 171 times; compares the ends bit by bit
-	OMP_NUM_THREADS=1 $(PY) -m scripts.soak
-
-bench: install ## all benchmarks (ten minutes, nothing else should run)
-	for subject in norms step whole memory startup checkpoint sweep busy stream probes; do $(PY) -m scripts.bench $$subject; done
+bench: install ## norms and whole runs (ten minutes, nothing else should run)
+	for subject in norms run; do $(PY) -m scripts.bench $$subject || exit; done
 
 bench-compile: install ## compiled steps on this CPU; about an hour, and the numbers in results/benchmarks
 	for subject in kernels compile; do \
 		$(PY) -m scripts.bench $$subject --json results/benchmarks/cpu-$$subject.json || exit; done
 
-bench-cuda: install ## norms, steps, compiled steps and whole runs on a GPU; the numbers in results/benchmarks
-	@if $(HAS_CUDA); then for subject in norms step kernels compile whole; do \
+bench-cuda: install ## norms, whole runs and compiled steps on a GPU; the numbers in results/benchmarks
+	@if $(HAS_CUDA); then for subject in norms run kernels compile; do \
 		$(PY) -m scripts.bench $$subject --json results/benchmarks/cuda-$$subject.json || exit; done; \
 	else echo "bench-cuda: no GPU here, skipped"; fi
 

@@ -11,35 +11,34 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from utils import process
-
-if __name__ == "__main__":
-    process.begin()  # before torch, which takes seconds to import, comes with what follows
-
-from utils.config import config_file
-from utils.config.arguments import Config, resolve
-from utils.config.parser import build_parser, parse, to_save
-from utils.config.plugins import given_plugins, load_plugins
+from utils import console
+from utils.config.parser import as_toml, help_text, parse
+from utils.config.resolve import Config, resolve
 from utils.errors import DataMissing, RunFailed, UsageError
-from utils.files import HeldElsewhere
+from utils.files import RunLocked
 from utils.run.signals import Interrupted, Signals
 
-EXIT_CODES = {UsageError: 2, RunFailed: 1, HeldElsewhere: 3}  # of what a command says in one line
+if TYPE_CHECKING:
+    from utils.run.build import StreamBuilder
+    from utils.run.run_folder import RunFolder
+
+EXIT_CODES: dict[type[Exception], int] = {
+    UsageError: 2,
+    RunFailed: 1,
+    RunLocked: 3,
+    OSError: 2,
+}  # of what a command says in one line
 WORST_LAST = (0, 3, 1, 2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 finished, 1 failed, 2 bad usage, 3 running elsewhere, 130 and 143 stopped by a signal.
-
-    As a program it outlives its streams: a closed one is /dev/null, and a pipe whose reader has left changes nothing.
-    What standard output cannot take for another reason, such as a full disk, makes 0 a 1; the record is kept.
-    """
+    """Return the exit code: 0 finished, 1 failed, 2 bad usage, 3 running elsewhere, 130 and 143 stopped by a signal."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if "--help" in words or "-h" in words:
-            load_plugins(given_plugins(words))
-            print(build_parser().format_help(), end="")
+            print(help_text(words), end="")
             return 0
         explicit = parse(words)
         if "list" not in explicit:
@@ -49,19 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(listing(explicit["list"]))
     except tuple(EXIT_CODES) as error:
         return complain(error)
-    except Interrupted as error:
-        process.say_stopped(error)
-        return error.exit_code
+    except (Interrupted, KeyboardInterrupt) as error:
+        name = str(error) or "SIGINT"  # KeyboardInterrupt comes where there is nothing to save yet
+        print(f"stopped by {name}; the same command goes on from the last checkpoint", file=sys.stderr)
+        return getattr(error, "exit_code", 130)
     return 0
 
 
 def complain(error: Exception, about: str = "") -> int:
-    process.complain(f"{about}{error}")
+    console.print_error(f"{about}{error}")
     return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
 
 
-def run(explicit: dict) -> int:
-    seeds, saved = explicit.pop("seeds", None), explicit.pop("save_config", None)
+def run(explicit: dict[str, Any]) -> int:
+    seeds = explicit.pop("seeds", None)
     if "check_data" in explicit:
         from utils.run.data_check import check_data
 
@@ -69,12 +69,13 @@ def run(explicit: dict) -> int:
     if "eval_only" in explicit:
         from utils.run.saved_model import evaluate_saved
 
-        if seeds or saved:
-            raise UsageError("--eval_only evaluates one network as it is: leave --seeds and --save_config out")
+        if seeds:
+            raise UsageError("--seeds has no effect with --eval_only; remove it")
         return evaluate_saved(explicit)
     configs = [resolve(explicit | {"seed": seed}) for seed in seeds] if seeds else [resolve(explicit)]
-    if saved:
-        config_file.write(saved, to_save(configs[0], explicit, seeds))
+    if "dry_run" in explicit:
+        print("\n".join([*map(cost_of, configs), as_toml(configs[0], explicit, seeds)]))
+        return 0
     if seeds:
         return run_seeds(configs)
     code, _, path = run_one(configs[0])
@@ -82,33 +83,42 @@ def run(explicit: dict) -> int:
     return code
 
 
-def run_one(config: Config) -> tuple[int, dict | None, Path | None]:
-    """(exit code, record, where that lies)."""
-    from utils.run.folder import RunFolder
+def cost_of(config: Config) -> str:
+    """Return the folder, steps and memory of a run, as comments of a TOML file."""
+    from utils.run.code_digest import code_digests
+    from utils.run.estimate import dry_run_report
+    from utils.run.run_folder import RunFolder
+
+    spec = data_of(config).spec
+    return dry_run_report(config, spec, RunFolder(config, spec, code_digests(config)))
+
+
+def run_one(config: Config) -> tuple[int, dict[str, Any] | None, Path | None]:
+    """Return the exit code, the record and its path."""
+    import utils.run.execution  # noqa: F401 (all code of a run is imported before its files are read)
+    from utils.run.code_digest import code_digests
+    from utils.run.run_folder import RunFolder
     from utils.tables import run_report
 
-    data = data_of(config)
-    folder = RunFolder(config, data.spec)
-    if config.dry_run:
-        from utils.run.estimate import dry_run_report
-
-        print(dry_run_report(config, data.spec, folder))
-        return 0, None, None
-    record = folder.answer() or train(config, data, folder)
+    sources = code_digests(config)
+    with Signals() as signals:
+        data = data_of(config)
+        folder = RunFolder(config, data.spec, sources)
+        record = folder.reuse_finished_record() or train(config, data, folder, signals)
     if record["status"] == "failed":
         print(f"{record.get('traceback', '')}error: {record['reason']}", file=sys.stderr)
-        if folder.is_again:
-            print("note: the record of the attempt before stays, and answers", file=sys.stderr)
-    else:
-        print(run_report(record))
-    return 0 if record["status"] == "finished" else 1, record, folder.path_of_record(record["status"])
+        return 1, record, folder.record_path
+    print(run_report(record))
+    return 0, record, folder.record_path
 
 
 def run_seeds(configs: Sequence[Config]) -> int:
-    """One after the other; the exit code is that of the worst. What is bad usage for one seed ends it all."""
+    """Run one seed after the other and return the worst exit code. Bad usage ends it."""
     from utils.tables import report_over_seeds
 
-    codes, records, paths = [], [], []
+    codes: list[int] = []
+    records: list[dict[str, Any] | None] = []
+    paths: list[Path | None] = []
     for config in configs:
         try:
             code, record, path = run_one(config)
@@ -133,36 +143,35 @@ def print_path(path: Path | None) -> None:
         print(f"record: {path}")
 
 
-def data_of(config: Config):
-    """A dry run can tell the cost without the data."""
-    from utils.run.build import ABSENT, Data
+def data_of(config: Config) -> StreamBuilder:
+    """Return the data set of the run; a dry run does without its files."""
+    from utils.run.build import ABSENT, StreamBuilder
 
     try:
-        return Data(config)
+        return StreamBuilder(config)
     except DataMissing:
         if not config.dry_run:
             raise
-        return Data(config, ABSENT)
+        return StreamBuilder(config, ABSENT)
 
 
-def train(config: Config, data, folder) -> dict:
-    """The run itself, under the folder's lock, until it is finished, fails or is told to stop."""
+def train(config: Config, data: StreamBuilder, folder: RunFolder, signals: Signals) -> dict[str, Any]:
+    """Train under the folder's lock until the run is finished, fails or is stopped; return the record."""
     from utils.device import set_up_device
     from utils.run.build import build_method, build_network
     from utils.run.execution import execute
     from utils.run.training import Training
 
-    with Signals() as signals:
-        device = set_up_device(config)
-        net = build_network(config, data.spec, device)
-        stream = data.stream(device)
-        method = build_method(config, stream.spec, net, device)
-        # Only now is anything written: whatever is wrong with the command has shown by here.
-        with folder.held():
-            if record := folder.answer():  # another process finished it in the meantime
-                return record
-            return execute(Training(config, stream, method, signals=signals), folder)
+    device = set_up_device(config)
+    net = build_network(config, data.spec, device)
+    stream = data.stream(device)
+    method = build_method(config, stream.spec, net, device)
+    # No run folder is written before here: whatever is wrong with the command has been reported.
+    with folder.lock():
+        # Another process may have finished the run in the meantime.
+        return folder.reuse_finished_record() or execute(Training(config, stream, method, signals=signals), folder)
 
 
 if __name__ == "__main__":
-    sys.exit(process.end(main()))
+    console.begin()
+    sys.exit(console.end(main()))

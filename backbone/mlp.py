@@ -21,7 +21,7 @@ OPTIONS = (Option("hidden", integer(1, 2**16), "width of the two hidden layers o
 
 @BACKBONES.register("mlp", help="two hidden layers with a norm after each", options=OPTIONS)
 class MLP(Network):
-    def __init__(self, image_shape, n_classes: int, factory: NormFactory, *, hidden: int):
+    def __init__(self, image_shape: tuple[int, int, int], n_classes: int, factory: NormFactory, *, hidden: int):
         super().__init__(factory)
         self.linear1 = nn.Linear(math.prod(image_shape), hidden)
         self.norm1 = factory(hidden, spatial=())

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from backbone.norms import NormFactory
+from backbone.norms.shared import SharedNormState
 from utils.step import Normalization, Output
 
 
@@ -21,7 +22,9 @@ class Network(nn.Module):
     """Base class: a subclass builds its layers with `factory`, implements `body` and has a `classifier`."""
 
     n_feature_maps = 0
-    half: torch.dtype | None = None  # in which products and convolutions of a training forward are computed (`--amp`)
+    classifier: nn.Module
+    norms: SharedNormState
+    autocast_dtype: torch.dtype | None = None  # of convolutions and products in a training forward pass (`--amp`)
 
     def __init__(self, factory: NormFactory):
         super().__init__()
@@ -36,11 +39,11 @@ class Network(nn.Module):
         if not self.training:
             embedding, features = self.body(x)
             return Output(self.classifier(embedding), embedding, features, Normalization())
-        with torch.autocast(x.device.type, self.half) if self.half else nullcontext():
+        with torch.autocast(x.device.type, self.autocast_dtype) if self.autocast_dtype else nullcontext():
             with self.norms.forward_pass(groups, penalized=penalized) as this:
                 embedding, features = self.body(x)
             logits = self.classifier(embedding)
-        return Output(logits.to(x.dtype), embedding, features, this.report)  # a loss is not for half precision
+        return Output(logits.to(x.dtype), embedding, features, Normalization(*this.report))  # the loss is not in half
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.output(x).logits

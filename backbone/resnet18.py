@@ -12,14 +12,11 @@ from torch.nn import functional as F
 
 from backbone.network import Network
 from backbone.norms import NormFactory
-from utils.config.options import Option, choice, integer
+from utils.config.options import Option, integer
 from utils.config.registry import BACKBONES
 
 OPTIONS = (
     Option("num_filters", integer(1, 4096), "channels of the first stage (the paper's network has 64)", default=64),
-    Option(
-        "stem", choice("auto", "3x3", "7x7"), "first layers: 7x7 suits 224 pixels; auto goes by size", default="auto"
-    ),
 )
 
 
@@ -28,8 +25,9 @@ def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 def halved(size: tuple[int, int], stride: int) -> tuple[int, int]:
-    """The size after a padded convolution or pooling of that stride."""
-    return tuple(-(-side // stride) for side in size)
+    """Return the size after a padded convolution or pooling of that stride."""
+    height, width = size
+    return -(-height // stride), -(-width // stride)
 
 
 class BasicBlock(nn.Module):
@@ -52,22 +50,22 @@ class BasicBlock(nn.Module):
         return self.norm2(self.conv2(out)) + self.shortcut(x)
 
 
-@BACKBONES.register("resnet18", help="ResNet-18, 3x3 stem below 128 pixels", options=OPTIONS)
+@BACKBONES.register("resnet18", help="ResNet-18, 3x3 stem below 128 pixels", options=OPTIONS, hashed={"stem": "auto"})
 class ResNet18(Network):
     n_feature_maps = 5
 
-    def __init__(self, image_shape, n_classes: int, factory: NormFactory, *, num_filters: int, stem: str):
+    def __init__(self, image_shape: tuple[int, int, int], n_classes: int, factory: NormFactory, *, num_filters: int):
         super().__init__(factory)
-        channels, *size = image_shape
-        large = stem == "7x7" or (stem == "auto" and min(size) >= 128)
+        channels, size = image_shape[0], image_shape[1:]
+        large = min(size) >= 128
         if large:
             self.conv1 = nn.Conv2d(channels, num_filters, 7, stride=2, padding=3, bias=False)
-            self.pool = nn.MaxPool2d(3, stride=2, padding=1)
+            self.pool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
             size = halved(size, 2)
         else:
             self.conv1 = conv3x3(channels, num_filters)
             self.pool = nn.Identity()
-        self.norm1 = factory(num_filters, spatial=tuple(size))
+        self.norm1 = factory(num_filters, spatial=size)
         if large:
             size = halved(size, 2)
         self.stages = nn.ModuleList()
@@ -75,11 +73,11 @@ class ResNet18(Network):
         for stage in range(4):
             outputs, stride = num_filters * 2**stage, 1 if stage == 0 else 2
             size = halved(size, stride)
-            self.stages.append(
-                nn.ModuleList(
-                    [BasicBlock(inputs, outputs, stride, size, factory), BasicBlock(outputs, outputs, 1, size, factory)]
-                )
-            )
+            blocks = [
+                BasicBlock(inputs, outputs, stride, size, factory),
+                BasicBlock(outputs, outputs, 1, size, factory),
+            ]
+            self.stages.append(nn.ModuleList(blocks))
             inputs = outputs
         self.classifier = nn.Linear(inputs, n_classes)
 
@@ -87,7 +85,8 @@ class ResNet18(Network):
         stem = self.norm1(self.conv1(x))
         features = [stem]
         out = self.pool(F.relu(stem))
-        for first, second in self.stages:
+        for stage in self.stages:
+            first, second = stage.children()
             out = second(F.relu(first(out)))
             features.append(out)
             out = F.relu(out)

@@ -13,19 +13,19 @@ from torch import nn
 
 from backbone.network import Network
 from backbone.norms import NormFactory
-from utils.config.options import Option, text
+from utils.config.options import Option
 from utils.config.registry import BACKBONES, close_matches
 from utils.errors import UsageError
-from utils.packages import needed
+from utils.packages import import_or_usage_error
 
-ARCH = Option("arch", text, "network of torchvision that takes norm_layer, such as mobilenet_v2", default="resnet18")
+ARCH = Option("arch", str, "network of torchvision that takes norm_layer, such as mobilenet_v2", default="resnet18")
 HEADS = ("fc", "classifier")
 FOREIGN_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 @BACKBONES.register("torchvision", help="torchvision's network --arch, if it takes norm_layer", options=(ARCH,))
 class Torchvision(Network):
-    def __init__(self, image_shape, n_classes: int, factory: NormFactory, *, arch: str):
+    def __init__(self, image_shape: tuple[int, int, int], n_classes: int, factory: NormFactory, *, arch: str):
         super().__init__(factory)
         with torch.device("cpu"):  # some of them cannot be built without memory, as a dry run would
             seen = maps_of_norms(arch, image_shape)
@@ -46,7 +46,8 @@ class SizeNote(nn.Module):
 
     def __init__(self, channels: int):
         super().__init__()
-        self.channels, self.size = channels, ()
+        self.channels = channels
+        self.size: tuple[int, ...] = ()
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
         if a.dim() != 4 or a.shape[1] != self.channels:
@@ -79,7 +80,7 @@ def maps_of_norms(arch: str, image_shape: tuple[int, int, int]) -> list[tuple[in
 
 def trunk(arch: str, norm_layer: Callable[[int], nn.Module]) -> tuple[nn.Module, int]:
     """The network without its head, and the width of the embedding."""
-    torchvision = needed("torchvision", "--backbone torchvision")
+    torchvision = import_or_usage_error("torchvision", "--backbone torchvision")
     models = torchvision.models
     if arch not in (known := models.list_models(module=models)):
         raise UsageError(
@@ -92,7 +93,7 @@ def trunk(arch: str, norm_layer: Callable[[int], nn.Module]) -> tuple[nn.Module,
         raise unsuitable(arch, "it cannot be given a norm_layer") from error
     head = next((name for name in HEADS if hasattr(net, name)), None)
     linear = [layer for layer in getattr(net, head).modules() if isinstance(layer, nn.Linear)] if head else []
-    if not linear:
+    if head is None or not linear:
         raise unsuitable(arch, "it has no linear classifier")
     setattr(net, head, nn.Identity())
     for layer in net.modules():

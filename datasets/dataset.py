@@ -1,7 +1,23 @@
-"""Base classes of data sets that fit into memory, with the options that all of them have.
+"""Base classes of data sets, with the options that all of them have.
 
-Subclasses state facts and read files. `ClassDataset` gives every task its own classes; `DomainDataset` gives every task
-all of them and tells tasks apart by what it does to the images.
+A data set is one class that states facts and reads files. Derive it from `ClassDataset` if every task has its own
+classes, or from `DomainDataset` if all tasks share images and classes, and differ by a transform of the images.
+
+Example:
+    @DATASETS.register("seq-mine", help="my images, 5 x 2 classes", options=(BASE_PATH, *SPLIT_OPTIONS),
+                       rules=(Rule({"n_tasks": 5, "buffer_size": 500, "lr": 0.03}),))
+    class SeqMine(ClassDataset):
+        name = "seq-mine"
+        image_shape = (3, 32, 32)
+        mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+        augmentation = (Crop(padding=4), Flip())
+
+        def class_sizes(self, config):
+            return np.full(10, 500), np.full(10, 100)
+
+        def read(self, config):
+            folder = Path(config.base_path)
+            return RawData(*(np.load(folder / f"{name}.npy") for name in ("train_x", "train_y", "test_x", "test_y")))
 """
 
 from __future__ import annotations
@@ -13,52 +29,66 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace as Config  # the resolved options of a run, as attributes
 from typing import Any
 
 import numpy as np
 import torch
 
-from utils.config.options import Option, SameAs, integer, number, path, text
-from utils.data.augment import Part
+from utils.config.options import Option, SameAs, integer, number, value_type
 from utils.data.random import class_order, generator
-from utils.data.stream import StreamSpec, TensorStream, ranges, split_of
+from utils.data.stream import Part, Stream, StreamSpec, TensorStream, make_batch, ranges
 from utils.errors import UsageError
 
 
+@value_type("N,...")
 def class_counts(words: str) -> tuple[int, ...]:
-    """Option type: whole numbers separated by commas."""
+    """Option type: positive integers separated by commas."""
     try:
         return tuple(integer(1)(word) for word in words.split(","))
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"must be numbers of classes such as 50,10,10; got {words[:80]!r}") from None
+        raise argparse.ArgumentTypeError(f"must be numbers of classes such as 50,10,10 (got {words[:80]!r})") from None
 
 
+@value_type("FILE")
 def class_list(words: str) -> tuple[str, ...]:
-    """Option type: a file with a class a line, or what it says, separated by commas: so it stands in a record."""
+    """Option type: a file with one class per line, or the classes separated by commas, as records hold them."""
     if os.path.isfile(words):
         try:
             lines = [line.strip() for line in Path(words).read_text(encoding="utf-8").splitlines() if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             raise argparse.ArgumentTypeError(f"cannot read {words}: {error}") from None
     elif "," in words:
-        lines = text(words).split(",")
+        lines = words.split(",")
     else:
-        raise argparse.ArgumentTypeError(f"must be a file with a class a line; there is no file {words[:80]!r}")
-    if odd := [line for line in lines if "," in line]:
+        raise argparse.ArgumentTypeError(f"must be a file with one class per line (no file {words[:80]!r})")
+    if with_comma := [line for line in lines if "," in line]:
         raise argparse.ArgumentTypeError(
-            f"{words[:80]}: {odd[0][:80]!r} has a comma; give such classes by their indices"
+            f"{words[:80]}: {with_comma[0][:80]!r} has a comma; give such classes by their indices"
         )
     return tuple(lines)
 
 
-class_counts.metavar, class_list.metavar = "N,...", "FILE"
+def _check_class_order(config: dict[str, Any], explicit: dict[str, Any]) -> None:
+    if config["class_order"] is not None:
+        if "class_order_seed" in explicit:
+            raise UsageError("--class_order and --class_order_seed contradict each other; give one")
+        config["class_order_seed"] = None
 
-BASE_PATH = Option("base_path", path, "folder with the data", default="data", changes_numbers=False)
+
+def _check_task_classes(config: dict[str, Any], explicit: dict[str, Any]) -> None:
+    if sizes := config["task_classes"]:
+        if explicit.get("n_tasks", len(sizes)) != len(sizes):
+            raise UsageError(f"--task_classes has {len(sizes)} tasks (got --n_tasks {explicit['n_tasks']}); give one")
+        config["n_tasks"] = len(sizes)
+
+
+BASE_PATH = Option("base_path", str, "folder with the data", default="data", changes_numbers=False)
 N_TASKS = Option("n_tasks", integer(1), "number of tasks; the classes are split into them, or all tasks share them")
 VALIDATION = Option(
     "validation",
     number(0, 1, exclusive=True),
-    "hold out this share of every class's training data and report on it instead of the test set",
+    "hold out this share of every class's training data, and evaluate on it instead of the test set",
 )
 DOMAIN_OPTIONS = (N_TASKS, VALIDATION)
 SPLIT_OPTIONS = (
@@ -66,20 +96,22 @@ SPLIT_OPTIONS = (
     Option(
         "class_order_seed",
         integer(0),
-        "seed of the class order, 0 for the data set's own (default: --seed)",
+        "seed of the class order; 0 is the data set's own order (default: --seed)",
         default=SameAs("seed"),
     ),
     Option(
         "class_order",
         class_list,
-        "file with all classes, a name or an index a line, in the order in which they come; instead of a seed",
-        neutral=None,
+        "file with all classes in their order, one name or index per line; instead of a seed",
+        omit_from_hash_at=None,
+        check=_check_class_order,
     ),
     Option(
         "task_classes",
         class_counts,
         "number of classes of every task, such as 50,10,10; instead of an equal split into --n_tasks",
-        neutral=None,
+        omit_from_hash_at=None,
+        check=_check_task_classes,
     ),
     VALIDATION,
 )
@@ -87,7 +119,7 @@ SPLIT_OPTIONS = (
 
 @dataclass(frozen=True)
 class RawData:
-    """Images (N, C, H, W) uint8, or the names of their files, and original labels of both splits, as read from disk."""
+    """Images (N, C, H, W) uint8, or the names of image files, and original labels of both splits, as read from disk."""
 
     train_images: np.ndarray
     train_labels: np.ndarray
@@ -96,27 +128,37 @@ class RawData:
 
 
 def by_content(raw: RawData) -> RawData:
-    """The images of every class in an order of their own, whatever the order of the source was."""
-    parts = []
+    """Return the data sorted by label and content, so that the order of the source does not matter."""
+    arrays = []
     for images, labels in ((raw.train_images, raw.train_labels), (raw.test_images, raw.test_labels)):
         images = np.ascontiguousarray(images)
         digests = np.array([hashlib.sha256(image).digest() for image in images], dtype="V32")
         order = np.lexsort((*digests.view(">u8").reshape(-1, 4).T, labels))
-        parts += [images[order], labels[order]]
-    return RawData(*parts)
+        arrays += [images[order], labels[order]]
+    return RawData(*arrays)
 
 
 def content_digest(raw: RawData) -> str:
-    """Of all images and labels, in their order."""
+    """Return a digest of all images and labels, in their order."""
     digest = hashlib.sha256()
     for array in (raw.train_images, raw.train_labels, raw.test_images, raw.test_labels):
         digest.update(f"{array.dtype.str} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]
 
 
 class Dataset:
-    """What both kinds have in common."""
+    """What all data sets have in common.
+
+    Attributes:
+        name: Name under which the data set is registered.
+        image_shape: (C, H, W) of the stored images.
+        mean: Mean of each channel, in [0, 1].
+        std: Standard deviation of each channel, in [0, 1].
+        augmentation: Steps of `utils.data.augment` for training, in order.
+        setting: "class" or "domain"; set by the base class.
+        given_fingerprint: Used instead of the data's own if set, so that facts can be stated without the data.
+    """
 
     name: str
     n_classes: int
@@ -125,101 +167,131 @@ class Dataset:
     std: tuple[float, ...]
     augmentation: tuple[Part, ...] = ()
     setting: str
-    known_fingerprint: str | None = None  # where the data are not at hand
-    _kept: RawData | None = None  # read for the fingerprint, and not a second time for the stream
+    given_fingerprint: str | None = None
+    _raw: RawData | None = None  # read for the fingerprint, until the stream is built
 
-    def class_sizes(self, config) -> tuple[np.ndarray, np.ndarray]:
-        """Training and test images of every original class, without reading an image."""
+    def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of training and of test images of every class, without reading an image.
+
+        Args:
+            config: The resolved options of the run.
+
+        Returns:
+            Two arrays of length (number of classes,), in the order of the original labels.
+        """
         raise NotImplementedError
 
-    def read(self, config) -> RawData:
+    def read(self, config: Config) -> RawData:
+        """Read all images and labels.
+
+        Args:
+            config: The resolved options of the run; `config.base_path` is the folder with the data.
+
+        Returns:
+            uint8 images (N, C, H, W) and original labels from 0 of both splits.
+        """
         raise NotImplementedError
 
-    def source(self, config) -> str:
-        """Where the images come from, for people."""
+    def spec(self, config: Config) -> StreamSpec:
+        """Return the facts about the stream."""
+        raise NotImplementedError
+
+    def stream(self, config: Config, spec: StreamSpec) -> Stream:
+        """Return the stream that `spec` describes."""
+        raise NotImplementedError
+
+    def source(self, config: Config) -> str:
+        """Return where the images come from, for messages."""
         return str(config.values().get("base_path", "its own code"))
 
-    def stream_labels(self, config, n_classes: int) -> np.ndarray:
-        """The label in the stream of every original class."""
+    def stream_labels(self, config: Config, n_classes: int) -> np.ndarray:
+        """Return the label in the stream of every original class."""
         return np.arange(n_classes)
 
-    def names(self, config) -> Sequence[str]:
-        """Of the original classes: their indices, where they have no others."""
+    def names(self, config: Config) -> Sequence[str]:
+        """Return the names of the original classes; by default, their indices."""
         train, _ = self.class_sizes(config)
         return [str(index) for index in range(len(train))]
 
-    def fingerprint(self, config) -> str:
-        """Tells this content from any other; part of a run's identity. Reads all of it, unless a subclass knows better
-        without."""
-        self._kept = self.read(config)
-        return content_digest(self._kept)
+    def fingerprint(self, config: Config) -> str:
+        """Return a digest of the content, which is part of a run's identity.
 
-    def _class_sizes(self, config) -> tuple[np.ndarray, np.ndarray]:
+        The default reads all data. Override it where the digest is known without.
+        """
+        self._raw = self.read(config)
+        return content_digest(self._raw)
+
+    def _class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         train, test = self.class_sizes(config)
         if config.n_tasks is None:
-            raise UsageError(f"{self.name} needs --n_tasks: the number of tasks of its {len(train)} classes")
-        if config.validation is not None:
-            test = np.array([held_out(size, config.validation) for size in train])
-            train = train - test
-            if min(test) < 1 or min(train) < 1:
-                raise UsageError(f"--validation {config.validation} leaves a class of {self.name} without data")
-        return train, test
+            raise UsageError(f"{self.name} has {len(train)} classes and no default number of tasks; set --n_tasks")
+        return self._sizes_with_validation(config, train, test, "class")
 
-    def _spec(self, config, n_classes: int, train_sizes: np.ndarray, test_sizes: np.ndarray) -> StreamSpec:
+    def _sizes_with_validation(
+        self, config: Config, train: np.ndarray, test: np.ndarray, kind: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return sizes after `--validation`; every row of them, a `kind` of data, must have some left."""
+        if config.validation is None:
+            return train, test
+        held_out = np.array([held_out_count(size, config.validation) for size in train.flat]).reshape(train.shape)
+        left = train - held_out
+        if min(held_out.reshape(len(train), -1).sum(1)) < 1 or min(left.reshape(len(train), -1).sum(1)) < 1:
+            raise UsageError(f"--validation {config.validation} leaves a {kind} of {self.name} without data")
+        return left, held_out
+
+    def _spec(self, config: Config, n_classes: int, train_sizes: np.ndarray, test_sizes: np.ndarray) -> StreamSpec:
         return StreamSpec(
             name=self.name,
             setting=self.setting,
             n_tasks=len(train_sizes),
             n_classes=n_classes,
-            image_shape=tuple(self.image_shape),
+            image_shape=self.image_shape,
             mean=tuple(self.mean),
             std=tuple(self.std),
             augmentation=self.augmentation,
             train_sizes=tuple(train_sizes.astype(int).tolist()),
             test_sizes=tuple(test_sizes.astype(int).tolist()),
             shared_images=self.setting == "domain",
-            fingerprint=self.known_fingerprint or self.fingerprint(config),
+            fingerprint=self.given_fingerprint or self.fingerprint(config),
         )
 
-    def _read(self, config) -> RawData:
-        raw, self._kept = self._kept or self.read(config), None
+    def _read(self, config: Config) -> RawData:
+        raw, self._raw = self._raw or self.read(config), None
         return raw if config.validation is None else with_validation(raw, config.validation)
 
 
 class ClassDataset(Dataset):
-    """A data set of which every task gets its own classes."""
+    """A data set of which every task has its own classes."""
 
     setting = "class"
 
-    def spec(self, config) -> StreamSpec:
+    def spec(self, config: Config) -> StreamSpec:
         train, test = self._class_sizes(config)
         task_of = task_of_labels(self._classes_per_task(config, len(train)))[self.stream_labels(config, len(train))]
         spec = self._spec(config, len(train), np.bincount(task_of, train), np.bincount(task_of, test))
         return replace(spec, task_classes=config.task_classes)
 
-    def _classes_per_task(self, config, n_classes: int) -> Sequence[int]:
+    def _classes_per_task(self, config: Config, n_classes: int) -> Sequence[int]:
         if config.task_classes is None:
             if n_classes % config.n_tasks:
                 raise UsageError(f"--n_tasks {config.n_tasks} does not divide the {n_classes} classes of {self.name}")
             return (n_classes // config.n_tasks,) * config.n_tasks
         if sum(config.task_classes) != n_classes:
-            raise UsageError(
-                f"--task_classes are {sum(config.task_classes)} classes in all, and {self.name} has {n_classes}"
-            )
+            raise UsageError(f"--task_classes sum to {sum(config.task_classes)}; {self.name} has {n_classes} classes")
         return config.task_classes
 
-    def stream_labels(self, config, n_classes: int) -> np.ndarray:
+    def stream_labels(self, config: Config, n_classes: int) -> np.ndarray:
         if config.class_order is None:
             return class_order(config.class_order_seed, n_classes)
-        return np.argsort(listed(config.class_order, self.names(config), self.name))
+        return np.argsort(class_indices(config.class_order, self.names(config), self.name))
 
-    def stream(self, config, spec: StreamSpec) -> TensorStream:
+    def stream(self, config: Config, spec: StreamSpec) -> Stream:
         raw = self._read(config)
         label_of = self.stream_labels(config, spec.n_classes)
         return TensorStream(
             spec,
-            in_task_order(raw.train_images, label_of[raw.train_labels], spec, spec.train_sizes),
-            in_task_order(raw.test_images, label_of[raw.test_labels], spec, spec.test_sizes),
+            make_batch(*in_task_order(raw.train_images, label_of[raw.train_labels], spec, spec.train_sizes)),
+            make_batch(*in_task_order(raw.test_images, label_of[raw.test_labels], spec, spec.test_sizes)),
             ranges(spec.train_sizes),
             ranges(spec.test_sizes),
             seed=config.seed,
@@ -228,24 +300,32 @@ class ClassDataset(Dataset):
 
 
 class DomainDataset(Dataset):
-    """A data set of which every task has all images and classes, each task's transformed in its own way."""
+    """A data set of which every task has all images and classes, with its own transform of the images."""
 
     setting = "domain"
 
-    def transform(self, task: int, config) -> Callable[[torch.Tensor], torch.Tensor]:
-        """What a task does to its (N, C, H, W) uint8 images, shape and type kept. Draws come from a `generator`."""
+    def transform(self, task: int, config: Config) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the transform of a task's images.
+
+        Args:
+            task: Number of the task.
+            config: The resolved options of the run. Random draws come from `generator(config.seed, ..., task)`.
+
+        Returns:
+            A function of uint8 images (N, C, H, W) that keeps shape and type.
+        """
         raise NotImplementedError
 
-    def spec(self, config) -> StreamSpec:
+    def spec(self, config: Config) -> StreamSpec:
         train, test = self._class_sizes(config)
         return self._spec(config, len(train), np.full(config.n_tasks, train.sum()), np.full(config.n_tasks, test.sum()))
 
-    def stream(self, config, spec: StreamSpec) -> TensorStream:
+    def stream(self, config: Config, spec: StreamSpec) -> Stream:
         raw = self._read(config)
-        train, test = split_of(raw.train_images, raw.train_labels), split_of(raw.test_images, raw.test_labels)
-        for found, sizes in ((train, spec.train_sizes), (test, spec.test_sizes)):
-            if len(found) != sizes[0]:
-                raise UsageError(f"the files of {spec.name} hold {len(found)} images instead of {sizes[0]}")
+        train, test = make_batch(raw.train_images, raw.train_labels), make_batch(raw.test_images, raw.test_labels)
+        for data, sizes in ((train, spec.train_sizes), (test, spec.test_sizes)):
+            if len(data) != sizes[0]:
+                raise UsageError(f"the files of {spec.name} hold {len(data)} images instead of {sizes[0]}")
         return TensorStream(
             spec,
             train,
@@ -258,22 +338,22 @@ class DomainDataset(Dataset):
         )
 
 
-def listed(words: Sequence[str], names: Sequence[str], dataset: str) -> list[int]:
-    """The indices of classes that are listed, each once, by their names or by their indices."""
+def class_indices(words: Sequence[str], names: Sequence[str], dataset: str) -> list[int]:
+    """Return the indices of all classes in the order of `words`, which are all names or all indices."""
     by_name = {name: index for index, name in enumerate(names)}
     by_index = {str(index): index for index in range(len(names))}
-    known = max(by_name, by_index, key=lambda each: sum(word in each for word in words))
+    known = max(by_name, by_index, key=lambda index_of: sum(word in index_of for word in words))
     for word in words:
         if word not in known:
             raise UsageError(
-                f"--class_order: {word[:80]!r} is no class of {dataset}; all are given by their names, or all by their "
-                f"indices 0 to {len(names) - 1}"
+                f"--class_order: {word[:80]!r} is no class of {dataset}; give all classes by name, or all by index "
+                f"(0 to {len(names) - 1})"
             )
-    if twice := [word for word, count in Counter(words).items() if count > 1]:
-        raise UsageError(f"--class_order has {twice[0]!r} more than once")
-    if lacking := known.keys() - {*words}:
+    if repeated := [word for word, count in Counter(words).items() if count > 1]:
+        raise UsageError(f"--class_order has {repeated[0]!r} more than once")
+    if missing := known.keys() - {*words}:
         raise UsageError(
-            f"--class_order has {len(words)} of the {len(names)} classes of {dataset}; {min(lacking)!r} is missing"
+            f"--class_order has {len(words)} of the {len(names)} classes of {dataset}; {min(missing)!r} is missing"
         )
     return [known[word] for word in words]
 
@@ -283,29 +363,30 @@ def task_of_labels(classes_per_task: Sequence[int]) -> np.ndarray:
 
 
 def in_task_order(
-    images: np.ndarray, labels: np.ndarray, spec: StreamSpec, sizes: tuple[int, ...], make: Callable = split_of
-) -> Any:
-    """Sorted by task, otherwise as they were, so that a task is one slice; as what `make` makes of them."""
+    images: np.ndarray, labels: np.ndarray, spec: StreamSpec, sizes: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return images and labels sorted by task, otherwise in their order, so that a task is one slice."""
     tasks = task_of_labels([len(spec.classes_of(task)) for task in range(spec.n_tasks)])[labels]
-    found = tuple(np.bincount(tasks, minlength=spec.n_tasks).tolist())
-    if found != sizes:
+    counts = tuple(np.bincount(tasks, minlength=spec.n_tasks).tolist())
+    if counts != sizes:
         raise UsageError(
-            f"the files of {spec.name} hold {found} images for its tasks instead of {sizes}: incomplete data?"
+            f"the files of {spec.name} hold {counts} images for its tasks instead of {sizes}; are they complete?"
         )
     order = np.argsort(tasks, kind="stable")
-    return make(images[order], labels[order])
+    return images[order], labels[order]
 
 
-def held_out(size: int, share: float) -> int:
+def held_out_count(size: int, share: float) -> int:
     return round(int(size) * share)
 
 
 def with_validation(raw: RawData, share: float) -> RawData:
-    """The held-out share of every class in place of the test data; the same samples for every seed."""
+    """Return the data with a share of every class's training data in place of the test data, whatever the seed."""
     chosen = np.zeros(len(raw.train_labels), dtype=bool)
     for label in np.unique(raw.train_labels):
         members = np.flatnonzero(raw.train_labels == label)
-        chosen[generator(0, "validation", int(label)).permutation(members)[: held_out(len(members), share)]] = True
+        count = held_out_count(len(members), share)
+        chosen[generator(0, "validation", int(label)).permutation(members)[:count]] = True
     return RawData(
         raw.train_images[~chosen], raw.train_labels[~chosen], raw.train_images[chosen], raw.train_labels[chosen]
     )

@@ -1,8 +1,8 @@
 """`dom-folder`: images of several domains that share their classes, `<domain>/<class>/*` below --base_path (Domain-IL).
 
-As PACS, Office-Home and the like are published. A domain that has nothing but folders `train/` and `test/` has its
-classes in both; of any other, --test_share of every class's images is held out for testing, the same for all seeds.
-Domains come in the order of their names, or as --domains says. Settings are ours: the paper does not have it.
+PACS and Office-Home are published in this layout. A domain whose only folders are `train/` and `test/` has its classes
+in both. Of any other, --test_share of every class's images is held out for testing, the same for all seeds. Domains are
+ordered by name, or as in --domains. Settings are ours: the paper does not have it.
 
     python main.py --model er --norm adab2n --dataset dom-folder --base_path PACS --domains photo,cartoon,sketch
 """
@@ -13,10 +13,10 @@ import argparse
 import os
 from pathlib import Path
 
-from datasets.dataset import BASE_PATH, held_out
-from datasets.image_files import Listing, files_of, images_in
+from datasets.dataset import BASE_PATH, Config, held_out_count
+from datasets.image_files import ImageFiles, files_by_label, images_in
 from datasets.streamed_images import DOMAIN_STREAM_OPTIONS, SEEN, STORED, StreamedDomains
-from utils.config.options import Option, Rule, integer, number, text
+from utils.config.options import Option, Rule, integer, number
 from utils.config.registry import DATASETS
 from utils.data.augment import Flip, RandomResizedCrop
 from utils.data.random import generator
@@ -27,22 +27,22 @@ PARTS = ("train", "test")
 
 
 def domain_names(words: str) -> tuple[str, ...]:
-    """Option type: different names separated by commas."""
-    names = tuple(text(words).split(","))
+    """Option type: different folder names separated by commas."""
+    names = tuple(words.split(","))
     if "" in names or len({*names}) < len(names) or any("/" in name for name in names):
         raise argparse.ArgumentTypeError(f"must be different folders such as photo,sketch; got {words[:80]!r}")
     return names
 
 
-domain_names.metavar = "NAME,..."
+setattr(domain_names, "metavar", "NAME,...")  # noqa: B010 (functions have no declared attributes)
 
 OPTIONS = (
     BASE_PATH,
-    Option("domains", domain_names, "folders of the domains, in the order in which they come (default: all, by name)"),
+    Option("domains", domain_names, "folders of the domains, in their order (default: all, by name)"),
     Option(
         "test_share",
         number(0, 1, exclusive=True),
-        "share of every class's images that is for testing, where a domain has no folders train and test",
+        "share of every class's images for testing, if a domain has no folders train and test",
         default=0.2,
     ),
     Option(
@@ -64,38 +64,39 @@ OPTIONS = (
 class DomFolder(StreamedDomains):
     name = "dom-folder"
 
-    def n_domains(self, config):
+    def n_domains(self, config: Config) -> int:
         return len(_domains(config))
 
-    def spec(self, config) -> StreamSpec:
+    def spec(self, config: Config) -> StreamSpec:
         stored = round(config.image_size * STORED / SEEN)
         self.image_shape = (3, stored, stored)
         self.augmentation = (RandomResizedCrop(config.image_size, stored), Flip())
         return super().spec(config)
 
-    def files(self, config) -> Listing:
+    def files(self, config: Config) -> ImageFiles:
         root, domains = Path(config.base_path), _domains(config)
         classes = _classes(root / domains[0])
-        both = [_split(root / name, classes, config.test_share) for name in domains]
-        train, test = (files_of(root, [group for domain in both for group in domain[part]]) for part in (0, 1))
-        return Listing(root, classes, train, test)
+        splits = [_split(root / name, classes, config.test_share) for name in domains]
+        train = files_by_label(root, [images for train, _ in splits for images in train])
+        test = files_by_label(root, [images for _, test in splits for images in test])
+        return ImageFiles(root, classes, train, test, labels_in_digest=True)
 
 
 def _folders(path: Path) -> list[str]:
-    return sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    return sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
-def _domains(config) -> tuple[str, ...]:
+def _domains(config: Config) -> tuple[str, ...]:
     root = Path(config.base_path)
     if not root.is_dir():
         raise UsageError(f"no folder {root}: point --base_path to a folder with <domain>/<class>/*")
-    there = _folders(root)
+    folders = _folders(root)
     for name in config.domains or ():
-        if name not in there:
-            raise UsageError(f"--domains: {name[:80]!r} is no folder in {root}, which has {', '.join(there)[:200]}")
-    if not there:
+        if name not in folders:
+            raise UsageError(f"--domains: {name[:80]!r} is no folder in {root} ({', '.join(folders)[:200]})")
+    if not folders:
         raise UsageError(f"{root} has no folders: put the images into <domain>/<class>/")
-    return config.domains or tuple(there)
+    return config.domains or tuple(folders)
 
 
 def _is_split(domain: Path) -> bool:
@@ -111,7 +112,7 @@ def _classes(domain: Path) -> list[str]:
 
 
 def _split(domain: Path, classes: list[str], share: float) -> tuple[list[list[Path]], list[list[Path]]]:
-    """The training and test images of every class of a domain."""
+    """Return the training and the test images of every class of a domain."""
     for inside in [domain / part for part in PARTS] if _is_split(domain) else [domain]:
         if differing := {*classes} ^ {*_folders(inside)}:
             raise UsageError(
@@ -119,11 +120,12 @@ def _split(domain: Path, classes: list[str], share: float) -> tuple[list[list[Pa
                 "need the same"
             )
     if _is_split(domain):
-        return tuple([images_in(domain / part / name) for name in classes] for part in PARTS)
+        train, test = ([images_in(domain / part / name) for name in classes] for part in PARTS)
+        return train, test
     train, test, draws = [], [], f"test_share/{os.fsencode(domain.name).hex()}"
     for label, name in enumerate(classes):
         images = images_in(domain / name)
-        count = held_out(len(images), share)
+        count = held_out_count(len(images), share)
         if not 0 < count < len(images):
             raise UsageError(
                 f"--test_share {share} of the {len(images)} images in {domain / name} leaves none to "

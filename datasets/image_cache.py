@@ -1,251 +1,203 @@
-"""Data sets of image files: which these are, and, of those that are decoded once, the images as one tensor in a cache
-file, verified when it is read.
+"""Data sets of image files, and their cache file.
 
-Which images a run had is part of its identity, by a digest of their contents. It is kept in the cache folder, and
-computed anew when a file's name, size or time of change differs; content that changed while all three stayed, as
-after a disk error or a restored time, shows only with --verify_data.
+A digest of the contents of all images is part of a run's identity. Reading every file for it takes a while, so it is
+kept in a cache file, together with the decoded images if they fit into memory. The name of the cache file has a digest
+of the images' names, sizes and modification times: if one of these changes, the images are read again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import ClassDataset, Dataset, RawData
-from datasets.image_files import DECODING, ImageFiles, Listing, read_exactly
-from utils.config.options import Option, flag, path
+from datasets.dataset import ClassDataset, Config, Dataset, RawData
+from datasets.image_files import DECODING, ImageFiles, decode, read_file
+from utils.config.options import Option
 from utils.errors import UsageError
 from utils.files import remove_temporaries, waiting_lock, write_atomically
 
 CACHE_OPTIONS = (
     Option(
         "cache_path",
-        path,
-        "folder for the decoded images, or of images that are streamed for their digest (default: --base_path)",
-        changes_numbers=False,
-    ),
-    Option(
-        "verify_data",
-        flag,
-        "read all images again: otherwise content that changed while size and time of change stayed goes unnoticed",
-        default=False,
+        str,
+        "folder for the cache of decoded images, or of their digest if they are streamed (default: --base_path)",
         changes_numbers=False,
     ),
 )
+Content = tuple[str, dict[str, np.ndarray]]  # digest of the image files, and the decoded images
 
 
 class FromFiles(Dataset):
-    """Subclasses list their files."""
+    """A data set of image files. Subclasses override `files`."""
 
-    _contents: Contents | None = None
+    holds_images = False  # whether the cache holds the decoded images, or only their digest
+    resize = False  # whether images of another size are resized, or refused
+    _listed: ImageFiles | None = None
+    _cache: ImageCache | None = None
 
-    def files(self, config) -> ImageFiles | Listing:
+    def files(self, config: Config) -> ImageFiles:
+        """Return the image files of the data set.
+
+        Args:
+            config: The resolved options of the run.
+        """
         raise NotImplementedError
 
-    def contents(self, config) -> Contents:
-        if self._contents is None:
-            folder = Path(config.cache_path or config.base_path)
+    def listed_files(self, config: Config) -> ImageFiles:
+        if self._listed is None:
             try:
-                self._contents = self._contents_of(self.files(config), folder, verify=config.verify_data)
-                _ = self._contents.digest
+                self._listed = self.files(config)
             except OSError as error:
-                raise UsageError(f"cannot read the images: {error}; check --base_path and --cache_path") from error
-        return self._contents
+                raise UsageError(f"cannot read the images: {error}; check --base_path") from error
+        return self._listed
 
-    def _contents_of(self, files: ImageFiles | Listing, folder: Path, *, verify: bool) -> Contents:
-        return Contents(self.name, files, folder, verify=verify)
+    def cache(self, config: Config) -> ImageCache:
+        if self._cache is None:
+            size = self.image_shape[1] if self.holds_images else None
+            files, folder = self.listed_files(config), Path(config.cache_path or config.base_path)
+            self._cache = ImageCache(folder, self.name, files, size, resize=self.resize, quiet=config.non_verbose)
+        return self._cache
 
-    def source(self, config) -> str:
-        return str(self.contents(config).files.root)
+    def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
+        return self.listed_files(config).sizes()
 
-    def names(self, config):
-        return self.contents(config).files.classes
+    def source(self, config: Config) -> str:
+        return str(self.listed_files(config).root)
 
-    def fingerprint(self, config) -> str:
-        return self.contents(config).fingerprint
+    def names(self, config: Config) -> Sequence[str]:
+        return self.listed_files(config).classes
+
+    def fingerprint(self, config: Config) -> str:
+        return f"{self.cache(config).digest}-v{DECODING}"
 
 
 class CachedImages(FromFiles, ClassDataset):
-    """Subclasses may also bring images to their size instead of asking for it."""
+    """A data set of image files that are decoded once and held in memory."""
 
-    statistics: tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of the training images, once they are read
+    holds_images = True
+    statistics: tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of the training images, set by `read`
 
-    def decode(self, path: Path, size: int) -> np.ndarray:
-        """(3, size, size) uint8."""
-        return read_exactly(path, size)
-
-    def _contents_of(self, files, folder, *, verify):
-        return ImageCache(self.name, files, folder, self.decode, verify=verify)
-
-    def cache(self, config) -> ImageCache:
-        return self.contents(config)
-
-    def read(self, config) -> RawData:
-        cache = self.cache(config)
-        arrays = cache.arrays(self.image_shape[1], quiet=config.non_verbose)
-        self.statistics = tuple(tuple(map(float, arrays[name])) for name in ("mean", "std"))
-        train_labels, test_labels = (labels(classes) for classes in (cache.files.train, cache.files.test))
-        return RawData(arrays["train_images"], train_labels, arrays["test_images"], test_labels)
+    def read(self, config: Config) -> RawData:
+        arrays, files = self.cache(config).pop_arrays(), self.listed_files(config)
+        self.statistics = tuple(arrays["mean"].tolist()), tuple(arrays["std"].tolist())
+        return RawData(arrays["train_images"], files.train.labels, arrays["test_images"], files.test.labels)
 
 
-class Contents:
-    """What some image files hold: a digest of it.
+class ImageCache:
+    """The cache file of some image files: a digest of their contents and, given a size, the decoded images."""
 
-    Reading all files for it takes a while, so it is kept under a digest of names, sizes and times of change.
-    """
-
-    def __init__(self, name: str, files: ImageFiles | Listing, folder: Path, *, verify: bool):
-        self.name, self.files, self.folder, self.verify = name, files, folder, verify
-
-    @cached_property
-    def _looks(self) -> str:
-        """A digest of what the files look like without being read."""
-        digest = hashlib.sha256()
-        for name, file in self.files.named():
-            stat = file.stat()
-            digest.update(name + f"\0{stat.st_size} {stat.st_mtime_ns}\n".encode())
-        return digest.hexdigest()
-
-    @property
-    def _digest_path(self) -> Path:
-        return self.folder / f"{self.name}-{self._looks[:16]}.digest"
-
-    def _digest_line(self, digest: str) -> bytes:
-        """With a check, so that no other file is taken for it."""
-        return f"{digest} {hashlib.sha256(f'{self._looks} {digest}'.encode()).hexdigest()}\n".encode()
-
-    def _kept_digest(self) -> str | None:
-        if not self._digest_path.is_file():
-            return None
-        line = self._digest_path.read_bytes()
-        digest = line.partition(b" ")[0].decode(errors="replace")
-        return digest if line == self._digest_line(digest) else None
+    def __init__(
+        self, folder: Path, name: str, files: ImageFiles, size: int | None, *, resize: bool = False, quiet: bool = False
+    ):
+        self.files, self.size, self.resize, self.quiet = files, size, resize, quiet
+        try:
+            stat_digest = files.stat_digest()
+        except OSError as error:
+            raise UsageError(f"cannot read the images: {error}; check --base_path") from error
+        kind = f"{size}px" if size else "digest"
+        self.path = folder / f"{name}-{stat_digest}-{kind}-v{DECODING}.safetensors"
+        self.lock = folder / f"{name}.lock"
+        self._arrays: dict[str, np.ndarray] | None = None
 
     @cached_property
     def digest(self) -> str:
-        kept = self._kept_digest()
-        if kept and not self.verify:
-            return kept
-        digest = self.files.content_digest()
-        if kept and kept != digest:
-            print(
-                f"note: images in {self.files.root} changed, though their sizes and times did not: this is another run",
-                file=sys.stderr,
-            )
-            self._digest_path.unlink(missing_ok=True)  # also where nothing else is written: it must mislead no run
-        return digest
+        """Digest of the names and contents of all image files."""
+        content = load(self.path, header_only=True)
+        if content is None:
+            content = self._load_or_decode()
+            self._arrays = content[1]
+        return content[0]
 
-    @property
-    def fingerprint(self) -> str:
-        """What tells these images, decoded by this code, from others."""
-        return f"{self.digest}-v{DECODING}"
-
-    def keep(self) -> None:
-        """For the next run; if that cannot be, it reads all images again."""
-        try:
-            if self._kept_digest() != self.digest:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                with waiting_lock(self.folder / f"{self.name}.lock"):
-                    write_alone(self._digest_path, self._digest_line(self.digest))
-        except OSError as error:
-            print(
-                f"note: cannot write {self._digest_path}: {error.strerror}; so every run reads all images beforehand, "
-                "unless --cache_path is a folder for it",
-                file=sys.stderr,
-            )
-
-
-class ImageCache(Contents):
-    """What the cache folder holds of some image files: a digest of their contents, and the decoded images."""
-
-    def __init__(self, name: str, files: ImageFiles, folder: Path, decode: Callable, *, verify: bool):
-        super().__init__(name, files, folder, verify=verify)
-        self.decode = decode
-
-    def arrays(self, size: int, *, quiet: bool) -> dict[str, np.ndarray]:
-        """The images of both parts, and mean and standard deviation; decoded if the cache does not have them."""
-        path = self.folder / f"{self.name}-{self.digest}-{size}px-v{DECODING}.safetensors"
-        try:
-            if self._kept_digest() == self.digest and (arrays := load(path)):
-                return arrays
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with waiting_lock(self.folder / f"{self.name}.lock"):  # runs that start together decode once
-                if self._kept_digest() != self.digest:
-                    write_alone(self._digest_path, self._digest_line(self.digest))
-                return load(path) or self._decode(path, size, quiet=quiet)
-        except OSError as error:
-            raise UsageError(f"cannot write the image cache {path}: {error.strerror}; set --cache_path") from error
-
-    def _decode(self, path: Path, size: int, *, quiet: bool) -> dict[str, np.ndarray]:
-        from safetensors.numpy import save
-
-        if path.exists():
-            print(f"note: the image cache {path} is damaged: the images are decoded again", file=sys.stderr)
-        arrays = decode_all(self.files, self.decode, size, quiet=quiet)
-        if self.files.content_digest() != self.digest:
-            raise UsageError(
-                f"images in {self.files.root} are not those of the kept digest, or changed just now: add --verify_data"
-            )
-        write_alone(path, save(arrays, metadata={"content": seal(path, arrays)}))
+    def pop_arrays(self) -> dict[str, np.ndarray]:
+        """Return the images of both splits with mean and standard deviation; the cache keeps no reference to them."""
+        arrays, self._arrays = self._arrays, None
+        if arrays is None:
+            digest, arrays = load(self.path) or self._load_or_decode()
+            if digest != self.digest:
+                raise UsageError(f"the images in {self.files.root} changed while they were read; start again")
         return arrays
 
+    def _load_or_decode(self) -> Content:
+        """Return the content of the cache file, written if need be. Runs that start together decode once."""
+        content = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with waiting_lock(self.lock):
+                content = load(self.path)
+                if content is None:
+                    if self.path.exists():
+                        print(f"note: the image cache {self.path} is damaged; reading the images", file=sys.stderr)
+                    content = self._decode()
+                    self._write(*content)
+        except OSError as error:
+            print(
+                f"note: cannot write the image cache {self.path} ({error.strerror}), so every run reads all images; "
+                "set --cache_path to a writable folder",
+                file=sys.stderr,
+            )
+        return content or self._decode()
 
-def write_alone(path: Path, content: bytes) -> None:
-    """For whoever holds the folder's lock: temporary files are those of processes that were killed."""
-    remove_temporaries(path)
-    write_atomically(path, lambda file: file.write(content))
+    def _write(self, digest: str, arrays: dict[str, np.ndarray]) -> None:
+        from safetensors.numpy import save
+
+        metadata = {"content": digest, "header": seal(self.path, digest, {}), "seal": seal(self.path, digest, arrays)}
+        remove_temporaries(self.path)  # of killed processes: this one holds the lock
+        write_atomically(self.path, lambda file: file.write(save(arrays, metadata=metadata)))
+
+    def _decode(self) -> Content:
+        """Read every file once, for its digest and its pixels."""
+        from tqdm import tqdm
+
+        digest, arrays, size = hashlib.sha256(), {}, self.size
+        total = len(self.files.train.names) + len(self.files.test.names)
+        with tqdm(total=total, desc="reading images", unit="img", disable=True if self.quiet else None) as bar:
+            for part, files in (("train", self.files.train), ("test", self.files.test)):
+                images = np.empty((len(files.names) if size else 0, 3, size or 0, size or 0), dtype=np.uint8)
+                for index, (key, path) in enumerate(self.files.digest_keys(part)):
+                    content = read_file(path)
+                    digest.update(key + f" {hashlib.sha256(content).hexdigest()}\n".encode())
+                    if size:
+                        images[index] = decode(path, size, resize=self.resize, content=content)
+                    bar.update()
+                if size:
+                    arrays[f"{part}_images"] = images
+        if size:
+            arrays["mean"], arrays["std"] = channel_statistics(arrays["train_images"])
+        return digest.hexdigest()[:16], arrays
 
 
-def seal(path: Path, arrays: dict[str, np.ndarray]) -> str:
-    """A digest of all that a cache file holds, and of its name, which says what of."""
-    digest = hashlib.sha256(path.name.encode())
+def seal(path: Path, digest: str, arrays: dict[str, np.ndarray]) -> str:
+    """Return a digest of all that a cache file holds, and of its name, which says for which files."""
+    total = hashlib.sha256(f"{path.name} {digest}".encode())
     for name, array in sorted(arrays.items()):
-        digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array))
-    return digest.hexdigest()
+        total.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
+        total.update(np.ascontiguousarray(array).data)
+    return total.hexdigest()
 
 
-def load(path: Path) -> dict[str, np.ndarray] | None:
-    """What a cache file holds, if it is as it was written."""
+def load(path: Path, *, header_only: bool = False) -> Content | None:
+    """Return the content of a cache file, without arrays if `header_only`; None if it is missing or damaged."""
     from safetensors import safe_open
 
     if not path.is_file():
         return None
     try:
         with safe_open(path, framework="np") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-            return arrays if file.metadata()["content"] == seal(path, arrays) else None
+            metadata = file.metadata()
+            names = [] if header_only else file.keys()
+            content = metadata["content"], {name: file.get_tensor(name) for name in names}
+            return content if seal(path, *content) == metadata["header" if header_only else "seal"] else None
     except Exception:  # a damaged file can raise almost anything
         return None
 
 
-def labels(classes: list[list[Path]]) -> np.ndarray:
-    return np.arange(len(classes)).repeat([len(paths) for paths in classes])
-
-
-def decode_all(files: ImageFiles, decode: Callable, size: int, *, quiet: bool) -> dict[str, np.ndarray]:
-    from tqdm import tqdm
-
-    total = sum(map(len, files.train)) + sum(map(len, files.test))
-    arrays = {}
-    with tqdm(total=total, desc="decoding images", unit="img", disable=True if quiet else None) as bar:
-        for part, classes in (("train", files.train), ("test", files.test)):
-            images = np.empty((sum(map(len, classes)), 3, size, size), dtype=np.uint8)
-            for index, file in enumerate(file for of_class in classes for file in of_class):
-                images[index] = decode(file, size)
-                bar.update()
-            arrays[f"{part}_images"] = images
-    arrays["mean"], arrays["std"] = channel_statistics(arrays["train_images"])
-    return arrays
-
-
 def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of every channel in [0, 1], exactly, from counts of the 256 values."""
+    """Return mean and standard deviation of every channel in [0, 1], exactly, from counts of the 256 values."""
     values = np.arange(256) / 255
     shares = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)])
     shares = shares / shares.sum(1, keepdims=True)

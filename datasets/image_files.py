@@ -1,192 +1,154 @@
-"""Image files: which there are in a tree `train/<class>/*` and `test/<class>/*` or a list, and the pixels of one."""
+"""Image files: listing those of a data set, and decoding one."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from utils.data.file_stream import Files
 from utils.errors import UsageError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-# Raised when the same files give other pixels, so that older caches and records are not taken for today's.
+# Bump when the same files give other pixels, so that older caches and records are not used for them.
 DECODING = 2
-MANY = 10_000  # images, which take a while to read
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The images of every class, in order of class and file name."""
+    """The images of a data set, in their order.
 
-    root: Path
-    train: list[list[Path]]
-    test: list[list[Path]]
-    classes: list[str]
-
-    def named(self) -> Iterator[tuple[bytes, Path]]:
-        """All of them, with their names below the root: as bytes, since a name need not be valid text."""
-        paths = (path for paths in (*self.train, *self.test) for path in paths)
-        return ((os.fsencode(path.relative_to(self.root)), path) for path in paths)
-
-    def content_digest(self) -> str:
-        """Of all names and contents."""
-        return digest_of(self.named())
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Images for a stream, with a number for what each is of: its class, or where tasks are domains
-    domain * classes + class."""
+    Attributes:
+        root: Folder that names are relative to.
+        classes: Names of the classes.
+        train: Names and labels of training images. Where tasks are domains, a label is domain * classes + class.
+        test: Names and labels of test images.
+        labels_in_digest: Whether labels are part of the content, because paths and order do not determine them.
+    """
 
     root: Path
     classes: list[str]
     train: Files
     test: Files
+    labels_in_digest: bool = False
 
-    def named(self) -> Iterator[tuple[bytes, Path]]:
-        """All of them, with what they are of and their names below the root."""
-        for part, files in (("train", self.train), ("test", self.test)):
-            for name, number in zip(files.names, files.labels.tolist(), strict=True):
-                yield f"{part} {number} ".encode() + name, self.root / os.fsdecode(name)
+    def path(self, name: bytes) -> Path:
+        return self.root / os.fsdecode(name)
 
-    def content_digest(self) -> str:
-        count = len(self.train.names) + len(self.test.names)
-        if count > MANY:
-            print(f"note: reads all {count} images in {self.root} once, to know them again", file=sys.stderr)
-        return digest_of(self.named())
+    def digest_keys(self, part: str) -> Iterator[tuple[bytes, Path]]:
+        """Yield what the content digest says of each file beside its content, and the file."""
+        files = self.train if part == "train" else self.test
+        for name, label in zip(files.names, files.labels.tolist(), strict=True):
+            yield f"{part} {label} ".encode() + name if self.labels_in_digest else name, self.path(name)
+
+    def stat_digest(self) -> str:
+        """Return a digest of names, sizes and modification times, which takes no reading."""
+        digest = hashlib.sha256()
+        for key, path in (*self.digest_keys("train"), *self.digest_keys("test")):
+            stat = path.stat()
+            digest.update(key + f"\0{stat.st_size} {stat.st_mtime_ns}\n".encode())
+        return digest.hexdigest()[:16]
+
+    def sizes(self, n_labels: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of training and of test images of every label."""
+        n_labels = n_labels or len(self.classes)
+        return np.bincount(self.train.labels, minlength=n_labels), np.bincount(self.test.labels, minlength=n_labels)
 
 
-def files_of(root: Path, groups: Sequence[Sequence[Path]]) -> Files:
-    """Numbered by the group that each is in."""
+def list_images(root: Path, train_limit: int | None = None, test_limit: int | None = None) -> ImageFiles:
+    """Return the images in `train/<class>/*` and `test/<class>/*`, at most the first so many of a class by name."""
+    for part in ("train", "test"):
+        if not (root / part).is_dir():
+            raise UsageError(
+                f"no folder {root / part}; point --base_path to a folder with train/<class>/* and test/<class>/*"
+            )
+    classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
+    if not classes:
+        raise UsageError(f"{root / 'train'} has no class folders; put the images into train/<class>/")
+    extra = {path.name for path in (root / "test").iterdir() if path.is_dir()} - set(classes)
+    if extra:
+        raise UsageError(f"{root / 'test'} has classes without training images ({', '.join(sorted(extra))})")
+    train, test = (
+        files_by_label(root, [images_in(root / part / name, limit) for name in classes])
+        for part, limit in (("train", train_limit), ("test", test_limit))
+    )
+    return ImageFiles(root, classes, train, test)
+
+
+def images_in(folder: Path, limit: int | None = None) -> list[Path]:
+    images = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
+    if not images:
+        raise UsageError(f"no images in {folder}; every class needs training and test images")
+    if limit is not None and len(images) < limit:
+        raise UsageError(f"{folder} has {len(images)} images, fewer than the {limit} asked for")
+    return images[:limit]
+
+
+def files_by_label(root: Path, groups: Sequence[Sequence[Path]]) -> Files:
+    """Return the files of all groups, labelled by the number of their group."""
     names = [os.fsencode(path.relative_to(root)) for group in groups for path in group]
     return Files(np.array(names), np.arange(len(groups)).repeat([len(group) for group in groups]))
 
 
-def digest_of(named: Iterator[tuple[bytes, Path]]) -> str:
-    digest = hashlib.sha256()
-    for name, path in named:
-        digest.update(name + f" {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()[:16]
+def check_counts(files: ImageFiles, train: int, test: int) -> None:
+    """Raise a UsageError unless every class has this number of training and test images."""
+    for part, sizes, expected in zip(("train", "test"), files.sizes(), (train, test), strict=True):
+        for name, size in zip(files.classes, sizes.tolist(), strict=True):
+            if size != expected:
+                raise UsageError(f"{files.root} has {size} {part} images of {name} instead of {expected}")
 
 
-def list_images(root: Path, train_limit: int | None = None, test_limit: int | None = None) -> ImageFiles:
-    for part in ("train", "test"):
-        if not (root / part).is_dir():
-            raise UsageError(
-                f"no folder {root / part}: point --base_path to a folder with train/<class>/* and test/<class>/*"
-            )
-    classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
-    if not classes:
-        raise UsageError(f"{root / 'train'} has no class folders: put the images into train/<class>/")
-    extra = {path.name for path in (root / "test").iterdir() if path.is_dir()} - set(classes)
-    if extra:
-        raise UsageError(f"{root / 'test'} has classes without training images: {', '.join(sorted(extra))}")
-    parts = {
-        part: [images_in(root / part / name, limit) for name in classes]
-        for part, limit in (("train", train_limit), ("test", test_limit))
-    }
-    return ImageFiles(root, parts["train"], parts["test"], classes)
+def decode(path: Path, size: int, *, resize: bool, content: bytes | None = None) -> np.ndarray:
+    """Return an image as uint8 (3, size, size).
 
+    EXIF rotation is applied, and transparent parts become black.
 
-def images_in(folder: Path, limit: int | None = None) -> list[Path]:
-    found = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)
-    if not found:
-        raise UsageError(f"no images in {folder}: every class needs training and test images")
-    for path in found:
-        if not path.is_file():  # a pipe or a device would be waited on for ever
-            raise UsageError(f"{path} is named like an image, but is no file or link to one: rename or remove it")
-    if limit is not None and len(found) < limit:
-        raise UsageError(f"{folder} has {len(found)} images, fewer than the {limit} asked for")
-    return found[:limit]
-
-
-def check_counts(classes: list[list[Path]], per_class: int) -> None:
-    for paths in classes:
-        if len(paths) != per_class:
-            raise UsageError(f"{paths[0].parent} has {len(paths)} images instead of {per_class}")
-
-
-def read_image(path: Path) -> np.ndarray:
-    """(H, W, 3) uint8: turned upright as its EXIF data say, on black where it is transparent, 16-bit shades scaled.
-
-    Shades of unknown range are refused. What Pillow warns of becomes a line that names the file.
+    Args:
+        path: The image file.
+        size: Width and height to return.
+        resize: If set, the shorter side is resized to `size`, and the middle of the longer one is kept. Otherwise,
+            images of another size are refused.
+        content: The file's content, if it has been read.
     """
-    return _read(path, np.asarray)
-
-
-def decode(path: Path, size: int, *, noted: bool = True) -> np.ndarray:
-    """(3, size, size): the shorter side resized to `size`, the middle of the longer one kept."""
     from PIL import Image, ImageOps
 
-    def fit(image) -> np.ndarray:
-        return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR))
-
-    return _read(path, fit, noted=noted).transpose(2, 0, 1)
-
-
-def _read(path: Path, pixels_of: Callable, *, noted: bool = True) -> np.ndarray:
-    from PIL import Image
-
+    content = read_file(path) if content is None else content
     try:
-        # Given the path, Pillow would map the pixels of a rotated TIFF into memory with width and height swapped.
-        with warnings.catch_warnings(record=True) as warned, open(path, "rb") as file, Image.open(file) as image:
-            warnings.simplefilter("always")
-            if reason := _unfit(image):
-                raise UsageError(f"cannot read the image {path}: {reason}")
-            _turn_upright(image)
-            pixels = pixels_of(_rgb(image))
+        with Image.open(BytesIO(content)) as file:
+            if file.mode[0] in "IF":
+                raise UsageError(f"cannot read the image {path}: not 8 bits per channel; convert it to 8 bit")
+            image = _on_black(ImageOps.exif_transpose(file))
+            if resize:
+                image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
     except UsageError:
         raise
     except Exception as error:  # a damaged file can raise almost anything
         raise UsageError(f"cannot read the image {path}: {error}; repair or remove it") from error
-    if noted:
-        for text in dict.fromkeys(" ".join(str(warning.message).split()) for warning in warned):
-            print(f"note: {path}: {text}", file=sys.stderr)
-    return pixels
+    if image.size != (size, size):
+        raise UsageError(f"{path} is an image of {image.width}x{image.height} pixels instead of {size}x{size}")
+    return np.asarray(image).transpose(2, 0, 1)
 
 
-def read_exactly(path: Path, size: int) -> np.ndarray:
-    """(3, size, size) of an image that must have this size."""
-    image = read_image(path).transpose(2, 0, 1)
-    if image.shape[1:] != (size, size):
-        raise UsageError(f"{path} is an image of {image.shape[2]}x{image.shape[1]} pixels instead of {size}x{size}")
-    return image
+def read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the image {path}: {error.strerror}") from error
 
 
-def _unfit(image) -> str | None:
-    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):  # Pillow brings those to 16 bit
-        return "its shades are signed, 32-bit or floating-point, of unknown range; convert it to 8 or 16 bit"
-    if "transparency" in image.info and any(tile.args in ("L;2", "L;4", "RGB;16B") for tile in image.tile):
-        # Pillow brings the pixels to 8 bit, but not the colour that stands for transparent.
-        return "it has a transparent colour, but not 8 bit; convert it to 8 bit"
-    return None
-
-
-def _turn_upright(image) -> None:
-    from PIL import ImageOps
-
-    image.load()
-    image.getexif()  # remembered, so that nothing is written back: that fails where a tag is of an odd type
-    for name in ("exif", "Raw profile type exif"):
-        image.info.pop(name, None)
-    ImageOps.exif_transpose(image, in_place=True)
-
-
-def _rgb(image):
+def _on_black(image: Image) -> Image:
     from PIL import Image
 
-    if image.mode.startswith("I"):  # 16 bit: Pillow would cut the shades at 255
-        shades = np.asarray(image)
-        shades = np.where(shades == image.info.get("transparency", -1), 0, shades)
-        image = Image.fromarray((shades // 257).astype(np.uint8))
-    elif image.has_transparency_data:
+    if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
     return image.convert("RGB")

@@ -1,7 +1,7 @@
-"""What the MNIST data sets have in common: the four idx files, read and verified.
+"""What the MNIST data sets have in common: reading the four idx files.
 
-They may lie in `<base_path>/MNIST/raw`, where torchvision puts them, in `<base_path>/MNIST` or in `<base_path>`, plain
-or gzipped; torchvision downloads them if none is there. They are verified, and ordered within a class by content.
+They may be in `<base_path>/MNIST/raw`, where torchvision puts them, in `<base_path>/MNIST` or in `<base_path>`, plain
+or gzipped. If there are none, torchvision downloads them. They are checked against a digest, and sorted by content.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import Dataset, RawData
-from datasets.published import first_download, first_line, verified
+from datasets.dataset import Config, Dataset, RawData
+from datasets.published import check_content, first_download, first_line
 from utils.errors import DataMissing, UsageError
-from utils.packages import needed
+from utils.packages import import_or_usage_error
 
 SIDE = 28
 CONTENT = "f258fa836c0f4502"  # digest of all images and labels
@@ -28,87 +28,89 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-UINT8 = 0x08  # the only type of numbers that these files have
+UINT8 = 0x08  # the type of numbers in these files
 
 
 class Mnist(Dataset):
+    """Base class of the MNIST data sets."""
+
     n_classes = 10
     image_shape = (1, SIDE, SIDE)
     mean, std = (0.0,), (1.0,)  # inputs are in [0, 1], as the field has them
 
-    def class_sizes(self, config):
+    def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         return TRAIN_SIZES, TEST_SIZES
 
-    def source(self, config) -> str:
+    def source(self, config: Config) -> str:
         files = _files(Path(config.base_path))
         return str(files[0].parent if files else config.base_path)
 
-    def fingerprint(self, config) -> str:
+    def fingerprint(self, config: Config) -> str:
         return CONTENT
 
-    def read(self, config) -> RawData:
+    def read(self, config: Config) -> RawData:
         files = _files(Path(config.base_path)) or self._download(Path(config.base_path))
         arrays = []
-        for images, labels, sizes in ((*files[:2], TRAIN_SIZES), (*files[2:], TEST_SIZES)):
-            count = int(sizes.sum())
-            arrays += [read_idx(images, (count, SIDE, SIDE))[:, None], _labels(labels, count)]
-        return verified(RawData(*arrays), CONTENT, "MNIST", files[0].parent)
+        for images, labels, count in zip(files[::2], files[1::2], (TRAIN_SIZES.sum(), TEST_SIZES.sum()), strict=True):
+            arrays += [read_idx(images, (int(count), SIDE, SIDE))[:, None], _labels(labels, int(count))]
+        return check_content(RawData(*arrays), CONTENT, "MNIST", files[0].parent)
 
     def _download(self, base_path: Path) -> list[Path]:
-        torchvision = needed("torchvision", f"--dataset {self.name}")
+        torchvision = import_or_usage_error("torchvision", f"--dataset {self.name}")
         folder = base_path / "MNIST" / "raw"
         try:
             with first_download(folder):
                 torchvision.datasets.MNIST(base_path, download=True)
         except (OSError, RuntimeError) as error:
             raise DataMissing(
-                f"no MNIST in {base_path}, and it cannot be downloaded: {first_line(error)}. Put {', '.join(FILES)} "
+                f"no MNIST in {base_path}, and it cannot be downloaded: {first_line(error)}; put {', '.join(FILES)} "
                 f"(or these with .gz) into {base_path / 'MNIST'}, or point --base_path to the folder that has them"
             ) from error
         return [folder / name for name in FILES]
 
 
 def _files(base_path: Path) -> list[Path] | None:
-    """The four of the first place that has any; None if there is none anywhere."""
+    """Return the four files in the first folder that has any of them, or None if there are none."""
     for folder in (base_path / "MNIST" / "raw", base_path / "MNIST", base_path):
-        found = [_plain_or_gzipped(folder / name) for name in FILES]
-        if all(found):
-            return found
-        if any(found):
-            lacking = ", ".join(name for name, path in zip(FILES, found, strict=True) if path is None)
-            raise DataMissing(f"{folder} has some files of MNIST, but not {lacking}: put it there, with or without .gz")
+        paths = [_plain_or_gzipped(folder / name) for name in FILES]
+        files = [path for path in paths if path is not None]
+        if len(files) == len(FILES):
+            return files
+        if files:
+            missing = ", ".join(name for name, path in zip(FILES, paths, strict=True) if path is None)
+            raise DataMissing(f"{folder} has some files of MNIST, but not {missing}; add it, with or without .gz")
     return None
 
 
 def _plain_or_gzipped(path: Path) -> Path | None:
-    return next((each for each in (path, path.with_name(f"{path.name}.gz")) if each.is_file()), None)
+    return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The bytes of an idx file, gzipped or not, which must have this shape: no more is read than that takes."""
+    """Return the bytes of an idx file, gzipped or not. It must have this shape; nothing beyond it is read."""
     header = bytes([0, 0, UINT8, len(shape)]) + np.array(shape, ">u4").tobytes()
-    wanted = math.prod(shape)
+    size = math.prod(shape)
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            found, content = file.read(len(header)), file.read(wanted + 1)
+            start, content = file.read(len(header)), file.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"cannot read {path}: {first_line(error)}; get it anew") from error
-    if found[:4] != header[:4]:
+        raise UsageError(f"cannot read {path}: {first_line(error)}; download it again") from error
+    if start[:4] != header[:4]:
         raise UsageError(
-            f"{path} is no idx file of bytes in {len(shape)} dimensions: it starts with {found[:4].hex() or 'nothing'} "
+            f"{path} is no idx file of bytes in {len(shape)} dimensions: it starts with {start[:4].hex() or 'nothing'} "
             f"instead of {header[:4].hex()}"
         )
-    if found != header:
-        claimed = np.frombuffer(found[4:], ">u4").tolist() if len(found) == len(header) else "half a shape"
+    if start != header:
+        claimed = np.frombuffer(start[4:], ">u4").tolist() if len(start) == len(header) else "half a shape"
         raise UsageError(f"{path} is of shape {claimed} instead of {[*shape]}")
-    if len(content) != wanted:
-        much = "is cut off" if len(content) < wanted else "goes on"
-        raise UsageError(f"{path} {much} after {min(len(content), wanted)} of {wanted} bytes; get it anew")
+    if len(content) != size:
+        problem = "is truncated" if len(content) < size else "is too long"
+        raise UsageError(f"{path} {problem} ({size} bytes expected); download it again")
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _labels(path: Path, count: int) -> np.ndarray:
     labels = read_idx(path, (count,)).astype(np.int64)
     if labels.max() >= Mnist.n_classes:
-        raise UsageError(f"{path} has the label {labels.max()}: digits are 0 to {Mnist.n_classes - 1}; get it anew")
+        raise UsageError(f"{path} has the label {labels.max()}, but digits are 0 to 9; download it again")
     return labels

@@ -1,6 +1,6 @@
-"""Reading a stranger's pickle safely: plain containers and numpy arrays of numbers or text, and nothing that runs code.
+"""Reading an untrusted pickle: plain containers and numpy arrays of numbers or text, and nothing that runs code.
 
-The unpickler admits an exact list of names, and none of them leads to numpy itself: arrays arrive at stand-ins, which
+The unpickler admits an exact list of names, none of which leads to numpy itself: arrays are read into stand-ins, which
 check type, shape and length before they build the array, because numpy trusts what it unpickles.
 """
 
@@ -10,7 +10,7 @@ import math
 import pickle
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,17 +34,17 @@ class _Dtype:
 
 
 class _Array:
-    """An array to be: `_reconstruct` makes it empty, `__setstate__` brings its contents."""
+    """Stands in for an array: `_reconstruct` makes it empty, `__setstate__` fills it."""
 
-    value: np.ndarray | np.generic | None = None
+    value: Any = None  # an array, or a numpy scalar
 
     def __setstate__(self, state: tuple) -> None:
         _version, shape, dtype, fortran_order, content = state
         self.fill(content, dtype, shape, "F" if fortran_order else "C")
 
-    def fill(self, content: bytes, dtype: _Dtype, shape: tuple[int, ...], order: str) -> None:
+    def fill(self, content: bytes | str, dtype: _Dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> None:
         if isinstance(content, str):
-            content = content.encode("latin1")  # how files of Python 2 arrive
+            content = content.encode("latin1")  # as in files of Python 2
         real = dtype.real()
         if math.prod(shape) * real.itemsize != len(content):
             raise UsageError("it holds an array whose shape and length disagree")
@@ -55,7 +55,7 @@ def _reconstruct(_subtype: Any, _shape: Any, _code: Any) -> _Array:
     return _Array()
 
 
-def _from_buffer(content: bytes, dtype: _Dtype, shape: tuple[int, ...], order: str) -> _Array:
+def _from_buffer(content: bytes, dtype: _Dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> _Array:
     array = _Array()
     array.fill(bytes(content), dtype, shape, order)
     return array
@@ -68,13 +68,13 @@ def _scalar(dtype: _Dtype, content: bytes) -> _Array:
 
 
 def _bytes_of(text: str, encoding: str) -> bytes:
-    """How protocol 2 writes bytes: text in latin-1, and no other codec."""
+    """Return the bytes of protocol 2, which are text in latin-1; no other codec is admitted."""
     if encoding not in ("latin1", "latin-1"):
         raise UsageError(f"it asks for the codec {encoding!r}")
     return text.encode("latin1")
 
 
-# The names that pickled arrays, scalars and dtypes of numpy 1 and 2 refer to, and what answers to them here.
+# The names in pickled arrays, scalars and dtypes of numpy 1 and 2, and their stand-ins.
 _ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
@@ -95,6 +95,7 @@ class _NumpyUnpickler(pickle.Unpickler):
 
 
 def load_numpy_pickle(path: Path) -> Any:
+    """Return the content of a pickle of containers, numbers, text and numpy arrays."""
     try:
         with open(path, "rb") as file:
             # Files of Python 2 hold their bytes as latin-1 text.
@@ -106,7 +107,7 @@ def load_numpy_pickle(path: Path) -> Any:
 
 
 def _real(value: Any) -> Any:
-    """The value with every stand-in replaced by its array."""
+    """Return the value with every stand-in replaced by its array."""
     if isinstance(value, _Array):
         return value.value
     if isinstance(value, _Dtype):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from datasets.dataset import DOMAIN_OPTIONS, RawData
+import numpy as np
+
+from datasets.dataset import DOMAIN_OPTIONS, Config, RawData
 from datasets.permuted import Permuted
 from datasets.seq_digits import CONTENT, SeqDigits
 from utils.config.options import Rule
@@ -29,16 +31,16 @@ class PermDigits(Permuted):
     image_shape = (1, 8, 8)
     mean, std = (0.0,), (1.0,)
 
-    def class_sizes(self, config):
+    def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         return SeqDigits().class_sizes(config)
 
-    def source(self, config) -> str:
+    def source(self, config: Config) -> str:
         return SeqDigits().source(config)
 
-    def fingerprint(self, config) -> str:
+    def fingerprint(self, config: Config) -> str:
         return CONTENT
 
-    def read(self, config) -> RawData:
+    def read(self, config: Config) -> RawData:
         doubled = SeqDigits().read(config)
         return replace(
             doubled,

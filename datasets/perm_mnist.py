@@ -9,7 +9,7 @@ from datasets.permuted import Permuted
 from utils.config.options import Rule, SameAs
 from utils.config.registry import DATASETS
 
-# Of Domain-IL on MNIST, permuted or rotated.
+# Settings of Domain-IL on MNIST, permuted or rotated.
 RULES = (
     Rule({"n_tasks": 20, "buffer_size": 500, "lr": 0.2, "batch_size": 128, "minibatch_size": SameAs("batch_size")}),
     Rule({"alpha": 1.0, "beta": 0.5}, when={"model": "derpp"}),

@@ -1,4 +1,4 @@
-"""What published data sets have in common: one download at a time, and a digest that their content must have."""
+"""What published data sets have in common: a download by one process at a time, and a digest to check the content."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from utils.errors import UsageError
 from utils.files import waiting_lock
 
 
-def verified(raw: RawData, content: str, title: str, source: Path) -> RawData:
-    """The images in an order of their own, if they are those of the digest."""
+def check_content(raw: RawData, content: str, title: str, source: Path) -> RawData:
+    """Return the data sorted by content, or raise a UsageError if they do not have this digest."""
     raw = by_content(raw)
     if content_digest(raw) != content:
         raise UsageError(
             f"the images in {source} are not those of {title}: some are missing, changed or of another class; "
-            "get them anew, or use --dataset seq-folder for images of your own"
+            "download them again, or use --dataset seq-folder for images of your own"
         )
     return raw
 
 
 @contextmanager
 def first_download(folder: Path) -> Iterator[None]:
-    """For one process at a time; a failed one leaves no empty folders behind."""
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    """Let one process at a time download into a folder. A failed download leaves no empty folders behind."""
+    created = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / ".download.lock"
     try:
@@ -33,9 +33,9 @@ def first_download(folder: Path) -> Iterator[None]:
             yield
     finally:
         lock.unlink(missing_ok=True)
-        with suppress(OSError):  # not empty: the download worked, or somebody else is at it
-            for each in made:
-                each.rmdir()
+        with suppress(OSError):  # not empty: the download worked, or another process is downloading
+            for parent in created:
+                parent.rmdir()
 
 
 def first_line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import SPLIT_OPTIONS, ClassDataset, RawData, content_digest
+from datasets.dataset import SPLIT_OPTIONS, ClassDataset, Config, RawData, content_digest
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop
@@ -24,8 +24,11 @@ CONTENT = "fa79709106cda2c4"  # digest of all images and labels
 
 
 def digits_file() -> Path:
-    """The table inside the installed package, found without importing it: that would take longer than a short run."""
-    return Path(find_spec("sklearn").origin).parent / "datasets/data/digits.csv.gz"
+    """Return the table of the installed package without importing it, which would take longer than a short run."""
+    package = find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise UsageError("the digits are part of scikit-learn, which is not installed; install it")
+    return Path(package.origin).parent / "datasets/data/digits.csv.gz"
 
 
 @DATASETS.register(
@@ -41,17 +44,17 @@ class SeqDigits(ClassDataset):
     std = (0.3760,)
     augmentation = (Crop(padding=1),)
 
-    def class_sizes(self, config):
+    def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         test = -(-IMAGES_PER_DIGIT // TEST_EVERY)
         return IMAGES_PER_DIGIT - test, test
 
-    def source(self, config) -> str:
+    def source(self, config: Config) -> str:
         return str(digits_file())
 
-    def fingerprint(self, config) -> str:
+    def fingerprint(self, config: Config) -> str:
         return CONTENT
 
-    def read(self, config) -> RawData:
+    def read(self, config: Config) -> RawData:
         table = np.loadtxt(digits_file(), delimiter=",")
         images = np.round(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
         images = images.repeat(2, axis=2).repeat(2, axis=3)
@@ -63,5 +66,5 @@ class SeqDigits(ClassDataset):
         test = nth_of_class % TEST_EVERY == 0
         raw = RawData(images[~test], labels[~test], images[test], labels[test])
         if content_digest(raw) != CONTENT:
-            raise UsageError(f"{digits_file()} does not hold the digits that it should: install scikit-learn again")
+            raise UsageError(f"{digits_file()} does not hold the digits; install scikit-learn again")
         return raw

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import BASE_PATH
-from datasets.image_files import Listing
+from datasets.dataset import BASE_PATH, Config
+from datasets.image_files import ImageFiles
 from datasets.streamed_images import DOMAIN_STREAM_OPTIONS, StreamedDomains
 from utils.config.options import Rule, SameAs
 from utils.config.registry import DATASETS
@@ -23,7 +23,7 @@ from utils.errors import DataMissing, UsageError
 
 FOLDER = "DomainNet"
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-# Of the published lists, for a dry run without them.
+# Sizes of the published lists, for a dry run without the data.
 TRAIN_SIZES = (33_525, 36_023, 50_416, 120_750, 120_906, 48_212)
 TEST_SIZES = (14_604, 15_582, 21_850, 51_750, 52_041, 20_916)
 
@@ -43,20 +43,20 @@ class SeqDomainNet(StreamedDomains):
     name = "seq-domainnet"
     n_classes = 345
 
-    def n_domains(self, config):
+    def n_domains(self, config: Config) -> int:
         return len(DOMAINS)
 
-    def sizes(self, config):
-        if not self.known_fingerprint:
+    def sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
+        if not self.given_fingerprint:
             return super().sizes(config)
         train, test = np.zeros((2, len(DOMAINS), self.n_classes), dtype=int)
-        train[:, 0], test[:, 0] = TRAIN_SIZES, TEST_SIZES  # only a domain's sum is asked for
+        train[:, 0], test[:, 0] = TRAIN_SIZES, TEST_SIZES  # only the sum of a domain is used
         return train, test
 
-    def files(self, config) -> Listing:
+    def files(self, config: Config) -> ImageFiles:
         root = _root(Path(config.base_path))
         train, test = (self._files(root, part) for part in ("train", "test"))
-        return Listing(root, class_names(train, self.n_classes), train, test)
+        return ImageFiles(root, class_names(train, self.n_classes), train, test, labels_in_digest=True)
 
     def _files(self, root: Path, part: str) -> Files:
         names, numbers = [], []
@@ -79,20 +79,20 @@ def _root(base_path: Path) -> Path:
 
 
 def read_list(path: Path, n_classes: int) -> list[tuple[bytes, int]]:
-    """Paths, as bytes since a name need not be valid text, and labels."""
+    """Return the paths and labels of a list; paths are bytes, since a name need not be valid text."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
-        raise UsageError(f"{path} is missing: every domain of DomainNet needs its two lists") from None
+        raise UsageError(f"{path} is missing; every domain of DomainNet needs its two lists") from None
     rows = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         name, label = (*line.rsplit(maxsplit=1), b"", b"")[:2]
         if not re.fullmatch(b"[0-9]{1,9}", label) or int(label) >= n_classes or name.startswith(b"/"):
-            shown = line.decode(errors="replace")[:80]
+            start = line.decode(errors="replace")[:80]
             raise UsageError(
-                f"{path}, line {number}: {shown!r} is no path below {path.parent} and a label from 0 to {n_classes - 1}"
+                f"{path}, line {number}: {start!r} is not a relative path and a label from 0 to {n_classes - 1}"
             )
         rows.append((name.strip(), int(label)))
     if not rows:
@@ -101,7 +101,7 @@ def read_list(path: Path, n_classes: int) -> list[tuple[bytes, int]]:
 
 
 def class_names(files: Files, n_classes: int) -> list[str]:
-    """The folder that an image of every class is in; a class without images has its number."""
+    """Return the name of the folder of each class's first image, or its number if it has none."""
     names = [str(label) for label in range(n_classes)]
     labels, first = np.unique(files.labels % n_classes, return_index=True)
     for label, index in zip(labels.tolist(), first.tolist(), strict=True):

@@ -1,9 +1,8 @@
 """`seq-folder`: any tree of images `train/<class>/*` and `test/<class>/*` below --base_path.
 
 The images are decoded once, resized and centre-cropped to --image_size, and kept as one tensor in a cache file;
-mean and standard deviation come from the training images. EXIF rotation is applied, what is transparent becomes
-black, 16-bit shades are scaled to 8 bit, and shades of unknown range (32 bit, floating point) are refused.
-Real images without a download:
+mean and standard deviation come from the training images. EXIF rotation is applied, transparent parts become black, and
+images of more than 8 bits per channel are refused.
 
     python main.py --model er_ace --norm adab2n --dataset seq-folder --base_path photos --n_tasks 5
 """
@@ -13,22 +12,20 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, RawData
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, Config
 from datasets.image_cache import CACHE_OPTIONS, CachedImages
-from datasets.image_files import ImageFiles, decode, list_images
+from datasets.image_files import ImageFiles, list_images
 from utils.config.options import Option, Rule, integer
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop, Flip
-from utils.data.stream import StreamSpec
+from utils.data.stream import Stream, StreamSpec
 
 OPTIONS = (
     BASE_PATH,
     *SPLIT_OPTIONS,
-    Option("image_size", integer(1, 4096), "width and height in pixels that images are brought to", default=32),
-    Option("train_per_class", integer(1), "use only the first so many training images of a class, by file name"),
-    Option("test_per_class", integer(1), "use only the first so many test images of a class, by file name"),
+    Option("image_size", integer(1, 4096), "width and height in pixels to which images are resized", default=32),
+    Option("train_per_class", integer(1), "use only the first N training images of each class, by file name"),
+    Option("test_per_class", integer(1), "use only the first N test images of each class, by file name"),
     *CACHE_OPTIONS,
 )
 
@@ -42,28 +39,17 @@ OPTIONS = (
 class SeqFolder(CachedImages):
     name = "seq-folder"
     augmentation = (Crop(padding=4), Flip())
+    resize = True
 
-    def files(self, config) -> ImageFiles:
+    def files(self, config: Config) -> ImageFiles:
         return list_images(Path(config.base_path), config.train_per_class, config.test_per_class)
 
-    def decode(self, path: Path, size: int) -> np.ndarray:
-        return decode(path, size)
-
-    def class_sizes(self, config):
-        files = self.cache(config).files
-        return np.array([len(f) for f in files.train]), np.array([len(f) for f in files.test])
-
-    def spec(self, config) -> StreamSpec:
+    def spec(self, config: Config) -> StreamSpec:
         self.image_shape = (3, config.image_size, config.image_size)
-        # Known only once the images have been decoded; `stream` fills them in.
-        self.mean = self.std = (0.0, 0.0, 0.0)
+        self.mean = self.std = (0.0, 0.0, 0.0)  # `stream` sets them, when the images have been read
         return super().spec(config)
 
-    def stream(self, config, spec: StreamSpec):
+    def stream(self, config: Config, spec: StreamSpec) -> Stream:
         stream = super().stream(config, spec)
-        return replace(stream, spec=replace(spec, mean=self.mean, std=self.std))
-
-    def read(self, config) -> RawData:
-        raw = super().read(config)
-        self.mean, self.std = self.statistics
-        return raw
+        mean, std = self.statistics
+        return replace(stream, spec=replace(spec, mean=mean, std=std))

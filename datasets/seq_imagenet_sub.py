@@ -1,8 +1,8 @@
 """`seq-imagenet-sub`: 100 classes of ImageNet in 10 tasks, 224x224 pixels (Table 9).
 
 Read from `ImageNet/{train,val}/<synset>/*` below --base_path, or from --base_path itself; its validation images are the
-test set. Which 100 classes differs between papers: --class_list FILE has them, a synset a line, in the order in which
-they are numbered. Without it they are the first 100 of the 1000 sorted synsets after a shuffle by numpy's
+test set. Papers differ in the 100 classes. --class_list FILE names them in the order of their labels, one synset
+per line. Without it they are the first 100 of the 1000 sorted synsets after a shuffle by numpy's
 `RandomState(1993)`, in that order.
 
 The paper has batches of 32, a buffer of 2000, and kappa and lambda of Split Mini-ImageNet. It does not state the rest:
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, class_list
-from datasets.image_files import Listing, files_of, images_in
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, Config, class_list
+from datasets.image_files import ImageFiles, files_by_label, images_in
 from datasets.streamed_images import STREAM_OPTIONS, StreamedClasses
 from utils.config.options import Option, Rule, SameAs
 from utils.config.registry import DATASETS
@@ -24,12 +24,12 @@ from utils.errors import DataMissing, UsageError
 
 FOLDER = "ImageNet"
 ALL_CLASSES, N_CLASSES, SHUFFLE_SEED = 1000, 100, 1993
-TRAIN_PER_CLASS, TEST_PER_CLASS = 1300, 50  # of most classes: what a dry run without the images reckons with
+TRAIN_PER_CLASS, TEST_PER_CLASS = 1300, 50  # of most classes, for a dry run without the images
 
 OPTIONS = (
     BASE_PATH,
     *SPLIT_OPTIONS,
-    Option("class_list", class_list, "file with the classes, a synset a line (default: 100 drawn as is common)"),
+    Option("class_list", class_list, "file with the classes, one synset per line (default: 100 as in other papers)"),
     *STREAM_OPTIONS,
 )
 
@@ -48,17 +48,17 @@ OPTIONS = (
 class SeqImageNetSub(StreamedClasses):
     name = "seq-imagenet-sub"
 
-    def class_sizes(self, config):
-        if self.known_fingerprint:
+    def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
+        if self.given_fingerprint:
             count = len(config.class_list or range(N_CLASSES))
             return np.full(count, TRAIN_PER_CLASS), np.full(count, TEST_PER_CLASS)
         return super().class_sizes(config)
 
-    def files(self, config) -> Listing:
+    def files(self, config: Config) -> ImageFiles:
         root = _root(Path(config.base_path))
-        classes = _listed(root, config.class_list) if config.class_list else drawn(root)
+        classes = _listed_classes(root, config.class_list) if config.class_list else draw_classes(root)
         train, test = ([images_in(root / part / name) for name in classes] for part in ("train", "val"))
-        return Listing(root, classes, files_of(root, train), files_of(root, test))
+        return ImageFiles(root, classes, files_by_label(root, train), files_by_label(root, test), labels_in_digest=True)
 
 
 def _root(base_path: Path) -> Path:
@@ -71,18 +71,19 @@ def _root(base_path: Path) -> Path:
     )
 
 
-def drawn(root: Path) -> list[str]:
+def draw_classes(root: Path) -> list[str]:
+    """Return the 100 classes that other papers drew."""
     synsets = np.array(sorted(path.name for path in (root / "train").iterdir() if path.is_dir()))
     if len(synsets) != ALL_CLASSES:
         raise UsageError(
-            f"{root / 'train'} has {len(synsets)} class folders, and {N_CLASSES} are drawn from all {ALL_CLASSES}: "
+            f"{root / 'train'} has {len(synsets)} class folders, but {N_CLASSES} classes are drawn from {ALL_CLASSES}; "
             "name the classes with --class_list FILE"
         )
     np.random.RandomState(SHUFFLE_SEED).shuffle(synsets)  # the generator that other papers drew them with
     return synsets[:N_CLASSES].tolist()
 
 
-def _listed(root: Path, classes: tuple[str, ...]) -> list[str]:
+def _listed_classes(root: Path, classes: tuple[str, ...]) -> list[str]:
     for number, name in enumerate(classes):
         if name in classes[:number]:
             raise UsageError(f"--class_list has {name[:80]!r} more than once")

@@ -1,21 +1,25 @@
 """`seq-miniimg`: Split Mini-ImageNet, 20 tasks of 5 classes, 84x84 pixels, 500 training and 100 test images a class.
 
-Public download links are dead, so the files come from the user, in one of three layouts under --base_path:
-four arrays `train_x.npy train_y.npy test_x.npy test_y.npy` (uint8, NHWC); or the three few-shot pickles
-`mini-imagenet-cache-{train,val,test}.pkl`, of which every class gives its first 500 images to training and the
-last 100 to the test; or images of 84x84 pixels `MiniImageNet/train/<class>/*` and `MiniImageNet/test/<class>/*`, which
-are decoded once. Labels of the latter two follow the sorted names of the classes.
+There is no public download, so the files come from the user, in one of three layouts below --base_path:
+
+- four arrays `train_x.npy train_y.npy test_x.npy test_y.npy` (uint8, NHWC);
+- the three few-shot pickles `mini-imagenet-cache-{train,val,test}.pkl`. The first 500 images of every class are for
+  training, the last 100 for testing;
+- images of 84x84 pixels `MiniImageNet/train/<class>/*` and `MiniImageNet/test/<class>/*`, which are decoded once.
+
+Labels of the latter two follow the sorted names of the classes.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, RawData
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, Config, RawData
 from datasets.image_cache import CACHE_OPTIONS, CachedImages
 from datasets.image_files import ImageFiles, check_counts, list_images
 from datasets.numpy_pickle import load_numpy_pickle
@@ -57,66 +61,64 @@ class SeqMiniImageNet(CachedImages):
     std = (0.27292014, 0.26559181, 0.27953038)
     augmentation = (Crop(padding=4), Flip())
 
-    def class_sizes(self, config):
+    def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         return np.full(self.n_classes, TRAIN_PER_CLASS), np.full(self.n_classes, TEST_PER_CLASS)
 
-    def fingerprint(self, config) -> str:
-        """Of the files as they are: there is no one Mini-ImageNet that they could be compared with."""
-        found = _files(Path(config.base_path))
-        if found is None:
+    def fingerprint(self, config: Config) -> str:
+        """Return a digest of the files: there is no canonical Mini-ImageNet to compare them with."""
+        files = _files(Path(config.base_path))
+        if files is None:
             return super().fingerprint(config)
         digest = hashlib.sha256()
-        for path in found:
+        for path in files:
             digest.update(f"{path.name} {_digest_of(path)}\n".encode())
         return digest.hexdigest()[:16]
 
-    def read(self, config) -> RawData:
+    def read(self, config: Config) -> RawData:
         folder = Path(config.base_path)
-        found = _files(folder)
-        if found is None:
+        files = _files(folder)
+        if files is None:
             return super().read(config)
-        raw = read_arrays(folder) if found[0].name in ARRAYS else read_pickles(folder)
+        raw = read_arrays(folder) if files[0].name in ARRAYS else read_pickles(folder)
         self._check(raw, folder)
         return raw
 
-    def source(self, config) -> str:
+    def source(self, config: Config) -> str:
         return super().source(config) if _files(Path(config.base_path)) is None else config.base_path
 
-    def names(self, config):
-        """Of a tree; the other layouts have indices."""
+    def names(self, config: Config) -> Sequence[str]:
+        """Return the names of a tree's classes; the other layouts have indices."""
         return super().names(config) if _files(Path(config.base_path)) is None else [*map(str, range(self.n_classes))]
 
-    def files(self, config) -> ImageFiles:
-        """Of the tree."""
-        root = Path(config.base_path) / TREE
-        found = list_images(root)
-        if len(found.train) != self.n_classes:
-            raise UsageError(f"{root / 'train'} has {len(found.train)} classes instead of {self.n_classes}")
-        check_counts(found.train, TRAIN_PER_CLASS)
-        check_counts(found.test, TEST_PER_CLASS)
-        return found
+    def files(self, config: Config) -> ImageFiles:
+        """Return the files of the tree."""
+        files = list_images(Path(config.base_path) / TREE)
+        if len(files.classes) != self.n_classes:
+            raise UsageError(f"{files.root / 'train'} has {len(files.classes)} classes instead of {self.n_classes}")
+        check_counts(files, TRAIN_PER_CLASS, TEST_PER_CLASS)
+        return files
 
     def _check(self, raw: RawData, folder: Path) -> None:
         for part, images, labels, per_class in (
             ("train", raw.train_images, raw.train_labels, TRAIN_PER_CLASS),
             ("test", raw.test_images, raw.test_labels, TEST_PER_CLASS),
         ):
-            wanted = (self.n_classes * per_class, *self.image_shape)
-            if images.shape != wanted or images.dtype != np.uint8:
+            shape = (self.n_classes * per_class, *self.image_shape)
+            if images.shape != shape or images.dtype != np.uint8:
                 raise UsageError(
                     f"{folder}: the {part} images are {images.dtype} of shape {images.shape} (as NCHW), "
-                    f"Mini-ImageNet has uint8 of {wanted}"
+                    f"Mini-ImageNet has uint8 of {shape}"
                 )
             in_range = (labels >= 0) & (labels < self.n_classes)
             counts = np.bincount(labels[in_range], minlength=self.n_classes)
-            if labels.shape != wanted[:1] or (counts != per_class).any():
+            if labels.shape != shape[:1] or (counts != per_class).any():
                 raise UsageError(
                     f"{folder}: the {part} labels are not {per_class} of each class 0..{self.n_classes - 1}"
                 )
 
 
 def _files(folder: Path) -> list[Path] | None:
-    """Those of the layout that is there; None for a tree of images."""
+    """Return the files of the layout in a folder; None for a tree of images."""
     for names in (ARRAYS, PICKLES):
         if all((folder / name).is_file() for name in names):
             return [folder / name for name in names]
@@ -138,7 +140,7 @@ def _digest_of(path: Path) -> str:
 
 @cache
 def _read_digest(path: Path, size: int, changed: int) -> str:
-    """Reads all of it, once in a process: a sweep asks for every run."""
+    """Read the file once in a process: a sweep asks for the digest for every run."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -159,7 +161,7 @@ def _load_array(path: Path) -> np.ndarray:
 
 
 def read_pickles(folder: Path) -> RawData:
-    """All classes of the three files together, labelled by sorted synset."""
+    """Return the classes of all three files, labelled by sorted synset."""
     images_of: dict[str, np.ndarray] = {}
     for name in PICKLES:
         content = load_numpy_pickle(folder / name)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, Config
 from datasets.image_cache import CACHE_OPTIONS, CachedImages
-from datasets.image_files import ImageFiles, check_counts, images_in
+from datasets.image_files import ImageFiles, check_counts, files_by_label, images_in
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop, Flip
@@ -42,17 +42,19 @@ class SeqTinyImageNet(CachedImages):
     std = (0.2770, 0.2691, 0.2821)
     augmentation = (Crop(padding=4), Flip())
 
-    def class_sizes(self, config):
+    def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         return np.full(self.n_classes, TRAIN_PER_CLASS), np.full(self.n_classes, TEST_PER_CLASS)
 
-    def files(self, config) -> ImageFiles:
+    def files(self, config: Config) -> ImageFiles:
         root = _root(Path(config.base_path))
         classes = _lines(root / CLASSES)
         if len(classes) != self.n_classes or len(set(classes)) != self.n_classes:
             raise UsageError(f"{root / CLASSES} has {len(set(classes))} different classes instead of {self.n_classes}")
         train = [images_in(root / "train" / name / "images") for name in classes]
-        check_counts(train, TRAIN_PER_CLASS)
-        return ImageFiles(root, train, _validation_images(root, classes), classes)
+        test = _validation_images(root, classes)
+        files = ImageFiles(root, classes, files_by_label(root, train), files_by_label(root, test))
+        check_counts(files, TRAIN_PER_CLASS, TEST_PER_CLASS)
+        return files
 
 
 def _root(base_path: Path) -> Path:
@@ -70,21 +72,18 @@ def _lines(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()]
     except FileNotFoundError:
-        raise DataMissing(f"{path} is missing: Tiny-ImageNet is not whole, get it anew") from None
+        raise DataMissing(f"{path} is missing; Tiny-ImageNet is incomplete, download it again") from None
 
 
 def _validation_images(root: Path, classes: list[str]) -> list[list[Path]]:
-    """Those of every class, by file name."""
-    images, listed = {path.name: path for path in images_in(root / "val/images")}, root / ANNOTATIONS
-    found: dict[str, list[Path]] = {name: [] for name in classes}
-    for number, line in enumerate(_lines(listed), 1):
+    """Return the validation images of every class, sorted by file name."""
+    images, annotations = {path.name: path for path in images_in(root / "val/images")}, root / ANNOTATIONS
+    images_of: dict[str, list[Path]] = {name: [] for name in classes}
+    for number, line in enumerate(_lines(annotations), 1):
         image, name = (*line.split(), "", "")[:2]
-        if name not in found:
-            raise UsageError(f"{listed}, line {number}: {name!r} is none of the classes in {CLASSES}")
+        if name not in images_of:
+            raise UsageError(f"{annotations}, line {number}: {name!r} is not one of the classes in {CLASSES}")
         if image not in images:
-            raise UsageError(f"{listed}, line {number}: {image!r} is not in {root / 'val/images'}, or is listed twice")
-        found[name].append(images.pop(image))
-    for name, paths in found.items():
-        if len(paths) != TEST_PER_CLASS:
-            raise UsageError(f"{listed} gives {name} {len(paths)} images instead of {TEST_PER_CLASS}")
-    return [sorted(paths) for paths in found.values()]
+            raise UsageError(f"{annotations}, line {number}: {image!r} is not in val/images, or listed twice")
+        images_of[name].append(images.pop(image))
+    return [sorted(paths) for paths in images_of.values()]

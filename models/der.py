@@ -1,11 +1,14 @@
-"""`der`: Dark Experience Replay (Buzzega et al. 2020): the logits of replayed samples are matched, their labels not."""
+"""`der`: Dark Experience Replay (Buzzega et al. 2020): match stored logits of replayed samples, not their labels."""
 
+from __future__ import annotations
+
+import torch
 from torch.nn import functional as F
 
 from models.method import Method
 from utils.config.options import Option, number
 from utils.config.registry import MODELS
-from utils.step import CURRENT
+from utils.step import CURRENT, Batch, Output, StepIndex
 
 ALPHA = Option("alpha", number(0), "weight of the distance to the stored logits", default=0.3)
 
@@ -14,11 +17,12 @@ ALPHA = Option("alpha", number(0), "weight of the distance to the stored logits"
 class Der(Method):
     stores_logits = True
     compiles = True
-    draw_names = ("logits",)
+    draw_names: tuple[str, ...] = ("logits",)
 
-    def loss(self, batches, outputs, place):
-        losses = {CURRENT: F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}
+    def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
+        terms = {CURRENT: F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}
         if "logits" in batches:
-            distance = F.mse_loss(outputs["logits"].logits, batches["logits"].logits)
-            losses["logits"] = self.config.alpha * distance
-        return losses
+            stored = batches["logits"].logits
+            assert stored is not None
+            terms["logits"] = self.config.alpha * F.mse_loss(outputs["logits"].logits, stored)
+        return terms

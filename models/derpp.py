@@ -1,14 +1,17 @@
-"""`derpp`: DER++ (Buzzega et al. 2020): the logits of replayed samples are matched, and their labels learned.
+"""`derpp`: DER++ (Buzzega et al. 2020): match the stored logits of replayed samples, and learn their labels.
 
-Two independent draws from the buffer, one for each term, from the second batch on.
+The two terms have independent draws from the buffer, from the second batch on.
 """
 
+from __future__ import annotations
+
+import torch
 from torch.nn import functional as F
 
-from models.method import Method
+from models.der import Der
 from utils.config.options import Option, number
 from utils.config.registry import MODELS
-from utils.step import CURRENT
+from utils.step import Batch, Output, StepIndex
 
 OPTIONS = (
     Option("alpha", number(0), "weight of the distance to the stored logits", default=0.1),
@@ -17,17 +20,11 @@ OPTIONS = (
 
 
 @MODELS.register("derpp", help="dark experience replay, with labels", options=OPTIONS)
-class Derpp(Method):
-    stores_logits = True
-    compiles = True
-    draw_names = ("logits", "labels")
+class Derpp(Der):
+    draw_names: tuple[str, ...] = ("logits", "labels")
 
-    def loss(self, batches, outputs, place):
-        losses = {CURRENT: F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}
-        if "logits" in batches:
-            distance = F.mse_loss(outputs["logits"].logits, batches["logits"].logits)
-            losses["logits"] = self.config.alpha * distance
+    def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
+        terms = super().loss(batches, outputs, index)
         if "labels" in batches:
-            labels = F.cross_entropy(outputs["labels"].logits, batches["labels"].labels)
-            losses["labels"] = self.config.beta * labels
-        return losses
+            terms["labels"] = self.config.beta * F.cross_entropy(outputs["labels"].logits, batches["labels"].labels)
+        return terms

@@ -1,54 +1,58 @@
 """`er_ace`: ER with Asymmetric Cross-Entropy (Caccia et al. 2022).
 
-The current batch competes only with the classes in it and those not yet seen, so that it does not push away
-the representations of old classes; the replayed batch competes with all. Both start with the second task.
+The current batch competes only with the classes in it and with classes not yet seen, so that it does not push away the
+representations of old classes. The replayed batch competes with all classes. Both start with the second task. The
+paper's loss has only the classes in the batch; the released code adds the unseen ones and the highest class seen.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from models.method import Method
 from utils.config.registry import MODELS
-from utils.step import CURRENT
+from utils.step import CURRENT, Batch, Output, StepIndex
 
 
-def closed_classes(labels: torch.Tensor, highest_seen: torch.Tensor, n_classes: int) -> torch.Tensor:
-    """Which classes the current batch does not compete with: all but those in it, and those from the highest seen on
-    while any is unseen."""
-    first_open = torch.where(highest_seen < n_classes - 1, highest_seen, n_classes)
-    return (torch.arange(n_classes, device=labels.device) < first_open).index_fill_(0, labels, False)
+def masked_classes(labels: torch.Tensor, highest_seen: torch.Tensor, n_classes: int) -> torch.Tensor:
+    """Return a mask (classes,) of the classes that the current batch does not compete with.
+
+    These are the classes below the highest one seen, or all once every class has been seen, except those in the batch.
+    """
+    first_unmasked = torch.where(highest_seen < n_classes - 1, highest_seen, n_classes)
+    return (torch.arange(n_classes, device=labels.device) < first_unmasked).index_fill_(0, labels, False)
 
 
 @MODELS.register("er_ace", help="experience replay with asymmetric cross-entropy")
 class ErAce(Method):
     needs_own_classes = True
     compiles = True
-    draw_names = ("replay",)
+    draw_names: tuple[str, ...] = ("replay",)
 
-    def __init__(self, net, config, spec, augment, *more):
-        super().__init__(net, config, spec, augment, *more)
-        # On the device, where the labels are: the mask of a step is then made without a copy from the host. One tensor
-        # for the whole run: a captured graph writes to where it was.
-        self.highest_seen = torch.tensor(-1, device=augment.scale.device)
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        # On the device, so that the mask needs no copy from the host; always the same tensor, for compiled graphs.
+        self.highest_seen = torch.tensor(-1, device=self.augment.scale.device)
 
-    def due_draws(self, place):
-        return super().due_draws(place) if place.task > 0 else ()
+    def replay_draws_for_step(self, index: StepIndex) -> tuple[str, ...]:
+        return super().replay_draws_for_step(index) if index.task > 0 else ()
 
-    def loss(self, batches, outputs, place):
-        current, logits = batches[CURRENT], outputs[CURRENT].logits
-        self.highest_seen.copy_(torch.maximum(self.highest_seen, current.labels.max()))
-        if not place.first_task:
-            closed = closed_classes(current.labels, self.highest_seen, self.n_classes)
-            logits = logits.masked_fill(closed, torch.finfo(logits.dtype).min)
-        losses = {CURRENT: F.cross_entropy(logits, current.labels)}
+    def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
+        labels, logits = batches[CURRENT].labels, outputs[CURRENT].logits
+        self.highest_seen.copy_(torch.maximum(self.highest_seen, labels.max()))
+        if not index.first_task:
+            mask = masked_classes(labels, self.highest_seen, self.n_classes)
+            logits = logits.masked_fill(mask, torch.finfo(logits.dtype).min)
+        terms = {CURRENT: F.cross_entropy(logits, labels)}
         if "replay" in batches:
-            losses["replay"] = F.cross_entropy(outputs["replay"].logits, batches["replay"].labels)
-        return losses
+            terms["replay"] = F.cross_entropy(outputs["replay"].logits, batches["replay"].labels)
+        return terms
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return {"highest_seen": self.highest_seen}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.highest_seen.copy_(state["highest_seen"])

@@ -1,14 +1,16 @@
-"""`icarl`: iCaRL (Rebuffi et al. 2017): exemplars picked by herding, distillation, and the nearest mean of exemplars.
+"""`icarl`: iCaRL (Rebuffi et al. 2017): exemplars chosen by herding, distillation, and the nearest mean of exemplars.
 
-Outputs are sigmoids. For classes of past tasks the targets are what the network said of the sample at the end of the
-last task. The exemplars join every task's data; at its end those of its classes are picked so that their mean embedding
-stays close to the class's, and those of older classes are cut from the end. A sample belongs to the class whose
-exemplars' mean embedding is nearest.
+Outputs are sigmoids (Alg. 3). The targets of past classes are the outputs of the network at the end of the last task.
+The exemplars join the data of every task. At the end of a task the exemplars of its classes are chosen so that their
+mean embedding stays close to the mean of the class (Alg. 4); those of older classes are cut from the end (Alg. 5). A
+sample is assigned to the class whose exemplars have the nearest mean embedding (Alg. 1).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,26 +18,40 @@ from torch.nn import functional as F
 
 from models.method import Method
 from utils.config.registry import MODELS
-from utils.data.buffer import Replaced
-from utils.data.stream import chunks, concatenated, picked
+from utils.data.buffer import MethodManaged
+from utils.data.stream import Stream, StreamSpec, chunks, concatenated, index_batch
 from utils.device import to_device
 from utils.errors import UsageError
-from utils.step import CURRENT, Batch
+from utils.step import CURRENT, Batch, Output, StepIndex
+
+if TYPE_CHECKING:
+    from backbone.network import Network
+    from utils.config.resolve import Config
 
 CHUNK = 256
 
 
-def herded(embeddings: torch.Tensor, count: int) -> list[int]:
-    """Which samples, one after the other, keep the mean of those picked closest to the mean of all."""
-    mean, total = embeddings.mean(0), embeddings.new_zeros(embeddings.shape[1])
-    is_left, picked = torch.ones(len(embeddings), dtype=torch.bool, device=embeddings.device), []
+def herd(embeddings: torch.Tensor, count: int) -> list[int]:
+    """Return the samples that, one after the other, keep the mean of those chosen closest to the mean of all."""
+    mean, chosen_sum = embeddings.mean(0), embeddings.new_zeros(embeddings.shape[1])
+    available, chosen = torch.ones(len(embeddings), dtype=torch.bool, device=embeddings.device), []
     for number in range(1, min(count, len(embeddings)) + 1):
-        distance = (mean - (total + embeddings) / number).square().sum(1)
-        best = distance.masked_fill(~is_left, torch.inf).argmin(0, keepdim=True)
-        total = total + embeddings.index_select(0, best).squeeze(0)
-        is_left.index_fill_(0, best, False)
-        picked.append(best)
-    return torch.cat(picked).tolist() if picked else []  # the only wait
+        distance = (mean - (chosen_sum + embeddings) / number).square().sum(1)
+        best = distance.masked_fill(~available, torch.inf).argmin(0, keepdim=True)
+        chosen_sum = chosen_sum + embeddings.index_select(0, best).squeeze(0)
+        available.index_fill_(0, best, False)
+        chosen.append(best)
+    return torch.cat(chosen).tolist() if chosen else []  # the only device sync
+
+
+def class_sums(embeddings: torch.Tensor, labels: torch.Tensor, n_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of the embeddings (classes, features) and the number of samples (classes,) of every class."""
+    is_member = F.one_hot(labels, n_classes).to(embeddings.dtype)  # (samples, classes)
+    return is_member.T @ embeddings, is_member.sum(0)
+
+
+def select(data: Batch, index: np.ndarray) -> Batch:
+    return index_batch(data, index, to_device(index, data.labels.device))
 
 
 @MODELS.register("icarl", help="herded exemplars, distillation, nearest mean of exemplars")
@@ -44,22 +60,25 @@ class Icarl(Method):
     scores_unseen_classes = False
     unused_options = (
         "minibatch_size", "current_share", "balance_replay", "replay_iters", "buffer_mode", "ring_quota",
-        "replay_forward", "eval_statistics",  # the means of exemplars are taken with the running ones
+        "replay_forward", "eval_statistics",  # the means of exemplars are computed with the running statistics
     )  # fmt: skip
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.before: torch.nn.Module | None = None  # the network at the end of the last task
+        self.past_net: Network | None = None  # the network at the end of the last task
         self.means: torch.Tensor | None = None  # (classes, features); NaN for a class without exemplars
 
     @classmethod
-    def buffer_policy(cls, config, spec):
+    def buffer_policy(cls, config: Config, spec: StreamSpec) -> MethodManaged:
         if config.buffer_size < spec.n_classes:
-            raise UsageError(f"--buffer_size {config.buffer_size} leaves some of {spec.n_classes} classes no exemplar")
-        return Replaced(config.buffer_size)
+            raise UsageError(
+                f"--buffer_size {config.buffer_size} has no exemplar for some of {spec.n_classes} classes; "
+                f"set at least {spec.n_classes}"
+            )
+        return MethodManaged(config.buffer_size)
 
     @classmethod
-    def epoch_sizes(cls, config, spec, train_sizes):
+    def epoch_sizes(cls, config: Config, spec: StreamSpec, train_sizes: Sequence[int]) -> list[int]:
         sizes = []
         for task, size in enumerate(train_sizes):
             seen = spec.classes_of(task).start
@@ -67,100 +86,100 @@ class Icarl(Method):
             sizes.append(size + min(exemplars, sum(train_sizes[:task])))
         return sizes
 
-    # --- learning ------------------------------------------------------------------------------------------------
+    # --- training ------------------------------------------------------------------------------------------------
 
-    def joined(self, task):
-        return self.buffer.everything() if len(self.buffer) else None
+    def _exemplars(self) -> Batch | None:
+        return self.buffer.all_samples() if self.buffer is not None and len(self.buffer) else None
 
-    def replayed(self, batches):
-        return len(self.buffer) > 0
+    def extra_task_samples(self, task: int) -> Batch | None:
+        return self._exemplars()
 
-    def loss(self, batches, outputs, place):
-        own = self.spec.classes_of(place.task)
-        batch, logits = batches[CURRENT], outputs[CURRENT].logits[:, : own.stop]
-        targets = F.one_hot(batch.labels, self.n_classes)[:, : own.stop].to(logits.dtype)
-        if self.before is not None:
+    def is_replay_step(self, batches: dict[str, Batch]) -> bool:
+        return len(self.buffer or ()) > 0
+
+    def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
+        classes = self.spec.classes_of(index.task)
+        batch, logits = batches[CURRENT], outputs[CURRENT].logits[:, : classes.stop]
+        targets = F.one_hot(batch.labels, self.n_classes)[:, : classes.stop].to(logits.dtype)
+        if self.past_net is not None:
             with torch.no_grad():
-                past = self.before(batch.inputs)[:, : own.start].sigmoid()
-            targets = torch.cat([past, targets[:, own.start :]], 1)
+                past = self.past_net(batch.inputs)[:, : classes.start].sigmoid()
+            targets = torch.cat([past, targets[:, classes.start :]], 1)
         return {"labels": F.binary_cross_entropy_with_logits(logits, targets)}
 
-    def remember(self, batch, outputs, place): ...  # exemplars are picked at the end of a task
+    def remember(self, batch: Batch, outputs: dict[str, Output], index: StepIndex) -> None:
+        """Store nothing: exemplars are chosen at the end of a task."""
 
     # --- the end of a task ---------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def end_task(self, task, stream):
+    def end_task(self, task: int, stream: Stream) -> None:
+        assert self.buffer is not None
         self.net.eval()
-        seen = self.spec.classes_of(task).stop
-        self.buffer.add(self._exemplars(task, stream, self.buffer.policy.capacity // seen))
-        self.means = self._means()
-        self.before = deepcopy(self.net).requires_grad_(False)
-
-    def _exemplars(self, task: int, stream, per_class: int) -> Batch:
-        """Those of older classes, and of the task's own those that herding picks. Its images are gone through twice, so
-        that they need not all be held."""
-        held, labels, embeddings = self.buffer.everything(), [], []
-        for batch in stream.in_order(task, CHUNK):
-            labels.append(batch.labels_host)
-            embeddings.append(self._embeddings(batch))
-        labels, embeddings = np.concatenate(labels), torch.cat(embeddings)
+        per_class = self.buffer.policy.capacity // self.spec.classes_of(task).stop
+        old, new = self._exemplars(), self._choose_exemplars(task, stream, per_class)
         parts = []
-        for label in np.unique(held.labels_host):
-            parts.append(self._at(held, np.flatnonzero(held.labels_host == label)[:per_class]))
+        if old is not None:
+            for label in np.unique(old.labels_host):
+                parts.append(select(old, np.flatnonzero(old.labels_host == label)[:per_class]))
+        self.buffer.add(concatenated([*parts, new]))
+        self.means = self._exemplar_means(self.buffer.all_samples())
+        self.past_net = deepcopy(self.net).requires_grad_(False)
+
+    def _choose_exemplars(self, task: int, stream: Stream, per_class: int) -> Batch:
+        """Return the exemplars of the task's classes. Two passes over its images avoid holding all of them."""
+        label_parts, embedding_parts = [], []
+        for batch in stream.in_order(task, CHUNK):
+            label_parts.append(batch.labels_host)
+            embedding_parts.append(self._embed(batch))
+        labels, embeddings = np.concatenate(label_parts), torch.cat(embedding_parts)
         chosen = []
         for label in self.spec.classes_of(task):
             members = np.flatnonzero(labels == label)
             own = embeddings.index_select(0, to_device(members, embeddings.device))
-            chosen.append(members[herded(own, per_class)])
-        return concatenated([*parts, self._of_stream(task, stream, np.concatenate(chosen))])
+            chosen.append(members[herd(own, per_class)])
+        return self._task_samples(task, stream, np.concatenate(chosen))
 
-    def _of_stream(self, task: int, stream, index: np.ndarray) -> Batch:
-        """The samples of a task with these numbers."""
-        found, start = [], 0
+    def _task_samples(self, task: int, stream: Stream, index: np.ndarray) -> Batch:
+        """Return the samples of a task with these numbers."""
+        parts, start = [], 0
         for batch in stream.in_order(task, CHUNK):
             inside = index[(index >= start) & (index < start + len(batch))]
-            found.append(self._at(batch, np.sort(inside) - start))
+            parts.append(select(batch, np.sort(inside) - start))
             start += len(batch)
-        return self._at(concatenated(found), np.argsort(np.argsort(index)))
+        return select(concatenated(parts), np.argsort(np.argsort(index)))
 
-    def _at(self, data: Batch, index: np.ndarray) -> Batch:
-        return picked(data, index, to_device(index, data.labels.device))
+    def _exemplar_means(self, exemplars: Batch) -> torch.Tensor:
+        """Return the mean embeddings of the exemplars and their mirror images, scaled to length 1."""
+        embeddings = self._embed(exemplars) + self._embed(exemplars, mirrored=True)
+        sums, counts = class_sums(embeddings, exemplars.labels, self.n_classes)
+        return F.normalize(sums, dim=1).masked_fill((counts == 0)[:, None], torch.nan)
 
-    def _means(self) -> torch.Tensor:
-        """Of the exemplars and their mirror images, brought back to length 1."""
-        held = self.buffer.everything()
-        both = self._embeddings(held) + self._embeddings(held, mirrored=True)
-        is_of = F.one_hot(held.labels, self.n_classes).to(both.dtype)  # (exemplars, classes)
-        sums = is_of.T @ both
-        means = F.normalize(sums, dim=1)
-        return means.masked_fill((is_of.sum(0) == 0)[:, None], torch.nan)
-
-    def _embeddings(self, data: Batch, *, mirrored: bool = False) -> torch.Tensor:
-        """Of unaugmented images, of length 1."""
-        found = []
+    def _embed(self, data: Batch, *, mirrored: bool = False) -> torch.Tensor:
+        """Return embeddings of unaugmented images, scaled to length 1."""
+        parts = []
         for batch in chunks(data, CHUNK):
             images = batch.images.flip(3) if mirrored else batch.images
-            found.append(F.normalize(self.net.output(self.augment.normalize(images)).embedding, dim=1))
-        return torch.cat(found)
+            parts.append(F.normalize(self.net.output(self.augment.normalize(images)).embedding, dim=1))
+        return torch.cat(parts)
 
     # --- prediction and state ------------------------------------------------------------------------------------
 
-    def predict(self, inputs):
-        """Minus the distance to the means; before there are any, the network's own logits."""
+    def predict(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return minus the distance to the means; before the first task's end, the network's logits."""
         if self.means is None:
             return self.net(inputs)
         embedding = F.normalize(self.net.output(inputs).embedding, dim=1)
         return (-torch.cdist(embedding, self.means)).nan_to_num(nan=-torch.inf)
 
-    def state_dict(self):
-        if self.means is None:
+    def state_dict(self) -> dict[str, Any]:
+        if self.past_net is None:
             return {}
-        return {"means": self.means, "before": dict(self.before.state_dict())}
+        return {"means": self.means, "before": dict(self.past_net.state_dict())}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
+            assert self.new_network is not None
             self.means = state["means"].to(self.augment.scale.device)
-            self.before = self.new_network("init").eval()
-            self.before.load_state_dict(state["before"])
-            self.before.requires_grad_(False)
+            self.past_net = self.new_network("init").eval().requires_grad_(False)
+            self.past_net.load_state_dict(state["before"])

@@ -1,14 +1,17 @@
-"""LiDER (Bonicelli et al. 2022): replay whose network keeps a small Lipschitz constant. On top of a base method.
+"""LiDER (Bonicelli et al. 2022): keep the Lipschitz constant of the network small, on top of a base method.
 
-The coefficient of two consecutive feature maps estimates the largest singular value of their correlation. Two
-terms, each on its own draw from the buffer: the mean coefficient, and its distance to a target, which is the mean
-coefficient of the untrained network on the first task.
+The coefficient of two consecutive feature maps estimates the largest singular value of their correlation. The loss has
+two more terms, each on its own draw from the buffer: the mean coefficient, and its distance to a target. The target is
+the mean coefficient of the untrained network on the first task: constant as in the released code, or learned from there
+as in the paper (`--lip_targets`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +21,9 @@ from torch.nn import functional as F
 from models.method import Method
 from utils.config.options import Option, choice, number
 from utils.data.random import generator
+from utils.data.stream import Stream
 from utils.device import to_device
+from utils.step import Batch, Output, StepIndex
 
 EPS = torch.finfo(torch.float32).eps
 POWER_ITERATIONS = 10
@@ -42,7 +47,10 @@ def lider_options(alpha_lip: float, beta_lip: float) -> tuple[Option, ...]:
 
 @cache
 def pooling_matrix(size: int, bins: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(bins, size): the windows of adaptive average pooling as a product, whose gradient is deterministic on CUDA."""
+    """Return the windows of adaptive average pooling as a matrix (bins, size).
+
+    The gradient of a product is deterministic on CUDA; that of the pooling is not.
+    """
     start = np.arange(bins) * size // bins
     stop = -(-(np.arange(bins) + 1) * size // bins)
     inside = (np.arange(size) >= start[:, None]) & (np.arange(size) < stop[:, None])
@@ -55,7 +63,7 @@ def unit_channels(a: torch.Tensor) -> torch.Tensor:
 
 
 def coefficients(a: torch.Tensor, b: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-    """One coefficient per sample for two feature maps; `start` (N, channels of a) starts the power iteration."""
+    """Return a coefficient per sample for two feature maps; `start` (N, channels of a) starts the power iteration."""
     if b.shape[1] != a.shape[1]:
         b = torch.einsum("dc,nchw->ndhw", pooling_matrix(b.shape[1], a.shape[1], b.dtype, b.device), b)
     a, b = unit_channels(a), unit_channels(b)
@@ -73,7 +81,7 @@ def largest_singular_value(matrix: torch.Tensor, start: torch.Tensor) -> torch.T
         for _ in range(POWER_ITERATIONS - 1):
             v = square @ v
             v = v / (v.norm(dim=1, keepdim=True) + EPS)
-    # The tenth iteration, which alone has a gradient; its length is about the square of the singular value.
+    # Only the tenth iteration has a gradient; the length of v is about the square of the singular value.
     v = square @ v
     length = v.norm(dim=(1, 2)) + EPS
     v = v / length[:, None, None]
@@ -81,76 +89,75 @@ def largest_singular_value(matrix: torch.Tensor, start: torch.Tensor) -> torch.T
 
 
 class Lider(Method):
-    """Mixed into a base method, in front of it: `class X(Lider, Base)`, with the base's draws and `LIPSCHITZ_DRAWS`."""
+    """Mix-in before a base method: `class X(Lider, Base)`, with the draws of the base and `LIPSCHITZ_DRAWS`."""
 
     needs_features = True
-    compiles = False  # its power iterations start from draws of the host
+    compiles = False  # the power iterations start from random vectors of the host
 
-    def __init__(self, net, *more):
-        super().__init__(net, *more)
-        targets = torch.zeros(net.n_feature_maps, dtype=torch.float64, device=next(net.parameters()).device)
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        device = self.augment.scale.device
+        targets = torch.zeros(self.net.n_feature_maps, dtype=torch.float64, device=device)
         self.targets = nn.Parameter(targets, requires_grad=self.config.lip_targets == "learned")
 
-    def begin_task(self, task, stream):
+    def begin_task(self, task: int, stream: Stream) -> None:
         super().begin_task(task, stream)
         if task == 0:
             self.targets.data.copy_(self._untrained_coefficients(stream))
 
-    def parameters(self):
+    def parameters(self) -> list[nn.Parameter]:
         return super().parameters() + ([self.targets] if self.targets.requires_grad else [])
 
-    def due_draws(self, place):
-        """Its own also where the base method replays nothing."""
-        return super().due_draws(place) or (LIPSCHITZ_DRAWS if len(self.buffer) else ())
+    def replay_draws_for_step(self, index: StepIndex) -> tuple[str, ...]:
+        """Return LiDER's own draws even if the base method replays nothing."""
+        return super().replay_draws_for_step(index) or (LIPSCHITZ_DRAWS if len(self.buffer or ()) else ())
 
-    def replayed(self, batches):
-        return super().replayed({name: batch for name, batch in batches.items() if name not in LIPSCHITZ_DRAWS})
+    def is_replay_step(self, batches: dict[str, Batch]) -> bool:
+        return super().is_replay_step({name: batches[name] for name in batches if name not in LIPSCHITZ_DRAWS})
 
-    def loss(self, batches, outputs, place):
-        losses = super().loss(batches, outputs, place)
-        found = {
-            name: self._coefficients(batches[name].inputs, outputs[name].features, name, *place.address)
+    def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
+        terms = super().loss(batches, outputs, index)
+        values = {
+            name: self._coefficients([batches[name].inputs, *outputs[name].features], name, *index.address)
             for name in LIPSCHITZ_DRAWS
             if name in batches
         }
-        if "lip_mean" in found:
-            losses["lip_mean"] = self.config.alpha_lip * found["lip_mean"].mean()
-        if "lip_target" in found:
-            distance = (found["lip_target"] - F.relu(self.targets)).abs().mean()
-            losses["lip_target"] = self.config.beta_lip * distance
-        return losses
+        if "lip_mean" in values:
+            terms["lip_mean"] = self.config.alpha_lip * values["lip_mean"].mean()
+        if "lip_target" in values:
+            distance = (values["lip_target"] - F.relu(self.targets)).abs().mean()
+            terms["lip_target"] = self.config.beta_lip * distance
+        return terms
 
-    def _coefficients(self, inputs, features, name: str, *place: int) -> torch.Tensor:
-        """(samples, pairs) of the consecutive maps from the input to the last stage."""
-        pairs = list(pairwise([inputs, *features]))
-        starts = self._starts([a.shape[:2] for a, _ in pairs], name, place, inputs.device)
-        return torch.stack([coefficients(a, b, start) for (a, b), start in zip(pairs, starts, strict=True)], dim=1)
-
-    def _starts(self, shapes: list[tuple[int, int]], name: str, place: tuple[int, ...], device) -> list[torch.Tensor]:
-        """Where the power iterations of every pair start, in one copy to the device."""
-        drawn = [
-            generator(self.config.seed, f"power/{name}/{index}", *place).random(shape)
-            for index, shape in enumerate(shapes)
+    def _coefficients(self, maps: Sequence[torch.Tensor | None], name: str, *address: int) -> torch.Tensor:
+        """Return coefficients (samples, pairs) of consecutive maps, from the input to the last stage."""
+        pairs = list(pairwise([each for each in maps if each is not None]))
+        starts = [
+            generator(self.config.seed, f"power/{name}/{number}", *address).random(a.shape[:2])
+            for number, (a, _) in enumerate(pairs)
         ]
-        sent = to_device(np.concatenate([start.ravel() for start in drawn]), device)
-        parts = sent.split([start.size for start in drawn])
-        return [part.view(start.shape) for part, start in zip(parts, drawn, strict=True)]
+        flat = to_device(np.concatenate([start.ravel() for start in starts]), pairs[0][0].device)  # one copy for all
+        parts = flat.split([start.size for start in starts])
+        values = [
+            coefficients(a, b, part.view(start.shape)) for (a, b), part, start in zip(pairs, parts, starts, strict=True)
+        ]
+        return torch.stack(values, dim=1)
 
     @torch.no_grad()
-    def _untrained_coefficients(self, stream) -> torch.Tensor:
-        """Mean over the first task's training data, in eval mode."""
-        total = count = 0
+    def _untrained_coefficients(self, stream: Stream) -> torch.Tensor:
+        """Return the mean over the first task's training data, in eval mode."""
+        sums, count = torch.zeros_like(self.targets), 0
         self.net.eval()
         for index, batch in enumerate(stream.in_order(0, 64)):
             inputs = self.augment(batch.images, "lip_start", index)
             features = self.net.output(inputs).features
-            total = total + self._coefficients(inputs, features, "start", index).sum(0)
+            sums = sums + self._coefficients([inputs, *features], "start", index).sum(0)
             count += len(batch)
-        return total / count
+        return sums / count
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"targets": self.targets.detach()}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.targets.data.copy_(state["targets"])

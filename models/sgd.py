@@ -1,10 +1,13 @@
-"""`sgd`: fine-tuning, the lower bound (FT in the paper)."""
+"""`sgd`: fine-tuning without replay, the lower bound (FT in the paper)."""
 
+from __future__ import annotations
+
+import torch
 from torch.nn import functional as F
 
 from models.method import Method
 from utils.config.registry import MODELS
-from utils.step import CURRENT
+from utils.step import CURRENT, Batch, Output, StepIndex
 
 
 @MODELS.register("sgd", help="fine-tuning without replay (FT)")
@@ -12,5 +15,5 @@ class Sgd(Method):
     uses_buffer = False
     compiles = True
 
-    def loss(self, batches, outputs, place):
+    def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
         return {"labels": F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}

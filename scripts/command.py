@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from utils import process
+from utils import console
 
 
 def adab2n() -> NoReturn:
-    process.begin()  # before torch, which takes seconds to import, comes with main
+    console.begin()  # before torch, which takes seconds to import, comes with main
     from main import main
 
-    sys.exit(process.end(main()))
+    sys.exit(console.end(main()))

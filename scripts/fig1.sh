@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Figure 1, training stability: DER++ on Split CIFAR-100, recorded step by step. 3 runs; then python -m scripts.figures fig1
-# A finished run answers at once and an interrupted one goes on, so this may be started again at any time.
+# Finished runs are not repeated and interrupted ones are resumed, so this may be started again at any time.
 # Further flags are passed to every run: scripts/fig1.sh --base_path DATA. In parallel: python -m scripts.reproduce run fig1
 set -euo pipefail
 cd "$(dirname "$0")/.."

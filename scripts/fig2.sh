@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Figure 2, gain over BN with batches of 10 and 32 and by memory size. 216 runs.
-# A finished run answers at once and an interrupted one goes on, so this may be started again at any time.
+# Finished runs are not repeated and interrupted ones are resumed, so this may be started again at any time.
 # Further flags are passed to every run: scripts/fig2.sh --base_path DATA. In parallel: python -m scripts.reproduce run fig2
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Figure 5, gain over BN with reservoir sampling and with a ring buffer. 216 runs.
-# A finished run answers at once and an interrupted one goes on, so this may be started again at any time.
+# Finished runs are not repeated and interrupted ones are resumed, so this may be started again at any time.
 # Further flags are passed to every run: scripts/fig5.sh --base_path DATA. In parallel: python -m scripts.reproduce run fig5
 set -euo pipefail
 cd "$(dirname "$0")/.."

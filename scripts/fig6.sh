@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Figure 6, batch statistics of all layers: DER++ on Split CIFAR-100 and joint training, recorded step by step. 4 runs.
-# A finished run answers at once and an interrupted one goes on, so this may be started again at any time.
+# Finished runs are not repeated and interrupted ones are resumed, so this may be started again at any time.
 # Further flags are passed to every run: scripts/fig6.sh --base_path DATA. In parallel: python -m scripts.reproduce run fig6
 set -euo pipefail
 cd "$(dirname "$0")/.."

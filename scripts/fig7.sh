@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Figure 7, population statistics of all layers: DER++ on Split CIFAR-100 and joint training, recorded step by step. 4 runs.
-# A finished run answers at once and an interrupted one goes on, so this may be started again at any time.
+# Finished runs are not repeated and interrupted ones are resumed, so this may be started again at any time.
 # Further flags are passed to every run: scripts/fig7.sh --base_path DATA. In parallel: python -m scripts.reproduce run fig7
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Table 10, Wilcoxon signed-rank tests of AdaB2N against BN and CN: runs of Tables 2 and 4. 135 runs.
-# A finished run answers at once and an interrupted one goes on, so this may be started again at any time.
+# Finished runs are not repeated and interrupted ones are resumed, so this may be started again at any time.
 # Further flags are passed to every run: scripts/table10.sh --base_path DATA. In parallel: python -m scripts.reproduce run table10
 set -euo pipefail
 cd "$(dirname "$0")/.."

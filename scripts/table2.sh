@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Table 2, online Task-IL; the same runs make Table 3 (Class-IL) and Table 11 (forgetting). 288 runs.
-# A finished run answers at once and an interrupted one goes on, so this may be started again at any time.
+# Finished runs are not repeated and interrupted ones are resumed, so this may be started again at any time.
 # Further flags are passed to every run: scripts/table2.sh --base_path DATA. In parallel: python -m scripts.reproduce run table2
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Table 4, offline Task-IL and Class-IL on Split Mini-ImageNet: 50 epochs a task, batches of 32. 27 runs.
-# A finished run answers at once and an interrupted one goes on, so this may be started again at any time.
+# Finished runs are not repeated and interrupted ones are resumed, so this may be started again at any time.
 # Further flags are passed to every run: scripts/table4.sh --base_path DATA. In parallel: python -m scripts.reproduce run table4
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Table 6, running time of ER-ACE on Split CIFAR-100; the layers alone: python -m scripts.bench norms. 12 runs.
-# A finished run answers at once and an interrupted one goes on, so this may be started again at any time.
+# Finished runs are not repeated and interrupted ones are resumed, so this may be started again at any time.
 # Further flags are passed to every run: scripts/table6.sh --base_path DATA. In parallel: python -m scripts.reproduce run table6
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Table 8, fine-tuning and joint training, in both readings of its data set. 36 runs.
-# A finished run answers at once and an interrupted one goes on, so this may be started again at any time.
+# Finished runs are not repeated and interrupted ones are resumed, so this may be started again at any time.
 # Further flags are passed to every run: scripts/table8.sh --base_path DATA. In parallel: python -m scripts.reproduce run table8
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from backbone.norms.kernels.compiled_passes import why_not
-from utils.config.arguments import Config, resolve
+from backbone.adab2n.c_passes import compile_error
 from utils.config.registry import MODELS
-from utils.data.stream import Split, StreamSpec, TensorStream, ranges, split_of
+from utils.config.resolve import Config, resolve
+from utils.data.stream import StreamSpec, TensorStream, make_batch, ranges
 from utils.run.build import build_method, build_network
+from utils.step import Batch
 
-NEEDS_COMPILER = pytest.mark.skipif(why_not() is not None, reason=f"compiled passes: {why_not()}")
+NEEDS_COMPILER = pytest.mark.skipif(compile_error() is not None, reason=f"compiled passes: {compile_error()}")
 NORM_IMPLS = ["reference", "fused", pytest.param("compiled", marks=NEEDS_COMPILER)]
 CPU = torch.device("cpu")
 SMALL_BACKBONES = {"mlp": {"hidden": 8}, "resnet18": {"num_filters": 4}}
@@ -57,11 +58,11 @@ def make_stream(spec: StreamSpec, seed: int = 0, batch_size: int = 4) -> TensorS
     return TensorStream(spec, train, test, ranges(spec.train_sizes), ranges(spec.test_sizes), seed, batch_size)
 
 
-def random_split(spec: StreamSpec, sizes: tuple[int, ...], rng: np.random.Generator) -> Split:
+def random_split(spec: StreamSpec, sizes: tuple[int, ...], rng: np.random.Generator) -> Batch:
     images = rng.integers(0, 256, (sum(sizes), *spec.image_shape), dtype=np.uint8)
     images[:, :, 0, 0] = np.arange(sum(sizes))[:, None]
     labels = np.concatenate([rng.choice(spec.classes_of(task), size) for task, size in enumerate(sizes)])
-    return split_of(images, labels)
+    return make_batch(images, labels)
 
 
 def sample_numbers(images: torch.Tensor) -> np.ndarray:

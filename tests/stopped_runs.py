@@ -12,7 +12,7 @@ from conftest import runner
 
 import main
 import utils.run.execution
-from scripts.soak import outcome
+from tests.outcomes import outcome
 from utils.run.checkpoints import verified_payload
 from utils.run.observers import Observer
 
@@ -60,7 +60,7 @@ class Stop(Observer):
         self.at, self.number = at, number
 
     def on_step(self, step):
-        if step.place.step + 1 in self.at:
+        if step.index.step + 1 in self.at:
             assert signal.getsignal(self.number) not in (signal.SIG_DFL, signal.default_int_handler)
             signal.raise_signal(self.number)
 

@@ -1,4 +1,4 @@
-"""Two thousand damaged files: records, manifests, digests and saved networks with bytes flipped, cut, repeated or
+"""Fifteen hundred damaged files: records, digests and saved networks with bytes flipped, cut, repeated or
 replaced, and well-formed JSON with odd contents. Commands end with 0, 1 or 2 and whole lines, and no damaged file ever
 gives a number.
 """
@@ -8,15 +8,7 @@ import random
 
 import pytest
 
-import scripts.reproduce.commands as commands
-from scripts.reproduce.__main__ import main as reproduce
-from scripts.reproduce.launchers.slurm import write_manifest
-from scripts.reproduce.presets import SMOKE
-from scripts.reproduce.runs import Runs
-from scripts.reproduce.sweep import Outcome
 from tests.conftest import call, runner
-from tests.datasets.class_folders import config, fill, stream
-from utils.config.registry import DATASETS
 
 TINY = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4"]
 TINY += ["--debug_mode", "--save_model"]
@@ -114,41 +106,12 @@ def test_record(finished):
 def test_saved_network(finished):
     path, dice = finished.folder / "model.safetensors", random.Random(2)
     whole = path.read_bytes()
-    header = 8 + int.from_bytes(whole[:8], "little")
-    damage = finished.folder.parent.parent / "damaged.safetensors"
-    for count in range(EACH):
-        # Every third in the header alone, where everything is said about the tensors.
-        damage.write_bytes(damaged(whole, dice) if count % 3 else damaged_header(whole, header, dice))
-        ended = call(["--eval_only", str(damage)])
-        assert (ended.code, ended.stdout) == (2, "")
-        assert is_one_clean_line(ended.stderr), ended.stderr
-
-
-def damaged_header(whole: bytes, end: int, dice: random.Random) -> bytes:
-    """A header that is well-formed JSON of the length that it says."""
-    text = damaged(whole[8:end], dice)
-    return len(text).to_bytes(8, "little") + text + whole[end:]
-
-
-def test_manifest(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(commands, "sweep", lambda *_, **__: Outcome())
-    runs, dice = Runs(SMOKE, str(tmp_path)), random.Random(3)
-    options = {"model": "er", "norm": "bn", "dataset": "seq-digits", "results_path": str(tmp_path)}
-    path = write_manifest(tmp_path, [runs.run_with(options | {"seed": seed}) for seed in range(2)], retries=0)
-    whole = path.read_bytes()
-    assert reproduce(["work", str(path), "1"]) == 0
-    for _ in range(EACH):
-        path.write_bytes(content := damaged(whole, dice))
-        capsys.readouterr()
-        assert reproduce(["work", str(path), "1"]) == 2, content[:300]
-        assert is_one_clean_line(capsys.readouterr().err)
-
-
-def test_digest_of_images(tmp_path):
-    fill(tmp_path)
-    true = stream(tmp_path).spec.fingerprint
-    (path,) = tmp_path.glob("*.digest")
-    whole, dice = path.read_bytes(), random.Random(4)
-    for _ in range(EACH):
-        path.write_bytes(damaged(whole, dice))
-        assert DATASETS.get("seq-folder").build().spec(config(tmp_path)).fingerprint == true
+    try:
+        for _ in range(EACH):
+            path.write_bytes(damaged(whole, dice))
+            ended = call(["--eval_only", str(finished.folder)])
+            assert (ended.code, ended.stdout) == (2, "")
+            assert is_one_clean_line(ended.stderr), ended.stderr
+    finally:
+        path.write_bytes(whole)
+    assert call(["--eval_only", str(finished.folder)]).code == 0

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -14,9 +15,9 @@ from PIL import Image
 
 import main
 from utils.config import loop_options
-from utils.config.arguments import SELECTORS
 from utils.config.parser import build_parser
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS
+from utils.config.resolve import SELECTORS
 
 # --- what may be said -----------------------------------------------------------------------------------------
 
@@ -53,7 +54,7 @@ SPECIFIC = {
     "--class_order": ["9,8,7,6,5,4,3,2,1,0", "0,1", "a,b", "no/where", "IMAGES/train/a/0.png"],
     "--list": ["models", "norms", "switches"],
 }
-TEXTS = {"--config", "--save_config", "--results_path", "--notes", "--wandb_project", "--wandb_entity", "--cache_path"}
+TEXTS = {"--config", "--results_path", "--notes", "--wandb_project", "--wandb_entity", "--cache_path"}
 
 
 def fitting(flag):
@@ -63,15 +64,16 @@ def fitting(flag):
         return SELECTORS[name].names()
     if flag in SPECIFIC:
         return SPECIFIC[flag]
-    metavar = getattr(FLAGS[flag].type, "metavar", "")
-    if metavar.startswith("{"):
-        return metavar.strip("{}").split(",")
+    if FLAGS[flag].choices:
+        return list(FLAGS[flag].choices)
     if flag in TEXTS:
         return ["word", "two words", "a/b"]
     return INTEGERS if _takes(flag, "3") and not _takes(flag, "0.5") else NUMBERS
 
 
 def _takes(flag, text):
+    if FLAGS[flag].choices:
+        return text in FLAGS[flag].choices
     try:
         FLAGS[flag].type(text)
     except Exception:
@@ -201,8 +203,11 @@ def check(argv, images, here):
         if not any("\n" in word or "\r" in word for word in argv):
             assert err.count("\n") == 1
     assert "Traceback" not in out + err
+    if any(word.startswith("--cache") for word in argv):  # where decoded images may be kept
+        for name in os.listdir(here):
+            shutil.rmtree(os.path.join(here, name), ignore_errors=True)
     assert os.listdir(here) == []
-    assert sorted(os.listdir(images)) == ["test", "train"]
+    assert sorted(name for name in os.listdir(images) if not name.startswith("seq-")) == ["test", "train"]  # but caches
     return code
 
 
@@ -243,6 +248,7 @@ FOUND = [
     [*MLP, "--norm", "gn", "--hidden", "4", "--groups", "4"],
     [*MLP, "--norm", "cn", "--hidden", "4", "--groups", "4"],
     [*DIGITS, "--notes", "\udcff"],
+    [*DIGITS, "--device=--"],
     [*FOLDER, "--base_path", "a" * 5000],
     [*FOLDER, "--base_path", "IMAGES", "--cache_path", "a" * 5000],
     [*FOLDER, "--base_path", "IMAGES", "--image_size", str(2**63)],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.follow_readme import examples
+from tests.readme import ADDED, commands, examples
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -65,7 +65,7 @@ def test_a_plugin_norm_of_the_readme_reaches_a_sweep(folder):
 
 
 def test_every_switch_of_the_code_is_in_the_readme():
-    from utils.config.arguments import switches
+    from utils.config.resolve import switches
 
     section = README.split("## Where the paper")[1].split("## Find your way")[0]
     for _, flag, official, paper, _ in switches():
@@ -94,14 +94,14 @@ def test_results_as_data(tmp_path, monkeypatch, capsys):
     assert len(commands) == 3
     for command in commands:
         assert main(shlex.split(command, comments=True)[3:]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] in ("1 run", "1 of 1 run")
+        assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 runs"
     assert (tmp_path / "runs.csv").read_text().startswith("model,norm,seed,class_il_bwt\ner,adab2n,0,")
 
 
 def test_commands_that_need_no_run(tmp_path, capsys):
-    from scripts.figures.__main__ import main as figures
-    from scripts.reproduce.__main__ import main as reproduce
-    from scripts.theory.__main__ import main as theory
+    from scripts.figures import main as figures
+    from scripts.reproduce import main as reproduce
+    from scripts.theory import main as theory
 
     def words(start: str) -> list[str]:
         (line,) = re.findall(rf"python -m {start}[^`#\n]*", README)
@@ -128,10 +128,13 @@ def test_several_seeds_and_flags_in_a_file(tmp_path, monkeypatch):
     ended = call([*several, *small])
     assert (ended.code, ended.stderr) == (0, "")
     assert [line.startswith("record: ") for line in ended.stdout.splitlines()[-6:]] == [False, *[True] * 5]
-    assert call([*saving, *small]).code == 0
+    assert saving[-2:] == [">", "run.toml"]
+    saved = call([*saving[:-2], *small])
+    assert saved.code == 0
+    Path("run.toml").write_text(saved.stdout)
     ended = call([*from_file, "--non_verbose"])
     assert ended.code == 0
-    assert "left out" in ended.stderr
+    assert "kappa" in ended.stderr
     assert ended.stdout.count("er_ace-bn-seq-digits-online-m200-s") == 2 * 3
     assert "mean ± std over 3 seeds, % [debug]" in ended.stdout
 
@@ -151,16 +154,12 @@ def test_the_page_on_mammoth_names_flags_that_there_are():
 
 
 def test_commands_of_the_readme_are_found_in_its_order():
-    from scripts.follow_readme import ADDED, commands
-
-    found = commands(README)
-    lines = [command.line for command in found]
+    lines = [command.line for command in commands(README)]
     assert lines[:2] == ["make run", "make test"]
-    assert [command.line for command in found if command.left_out][:2] == ["make test", lines[2]]
-    assert "make test-cuda" in [command.line for command in found if not command.left_out]
+    assert [command.line for command in commands(README) if command.skipped][:2] == ["make test", lines[2]]
+    assert "make test-cuda" in lines
     for start in ADDED:
         assert any(line.startswith(start) for line in lines), f"no command begins with {start}"
     assert not [line for line in lines if "#" in line]
-    assert commands("    python main.py --seeds 0-4  # five\n\n```python\n    make test\n```\n")[0].whole == (
-        "python main.py --seeds 0-4"
-    )
+    (command,) = commands("    python main.py --seeds 0-4  # five\n\n```python\n    make test\n```\n")
+    assert str(command) == "python main.py --seeds 0-4"

@@ -10,8 +10,8 @@ DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
 def run_folder(run, *flags):
     finished = run("--model", "derpp", *DIGITS, *flags, "--dry_run")
     assert finished.code == 0, finished.stderr
-    (line,) = [line for line in finished.stdout.splitlines() if line.startswith("folder: ")]
-    return Path(line.removeprefix("folder: ").removesuffix(" (not finished)")).name
+    (line,) = [line for line in finished.stdout.splitlines() if line.startswith("# folder: ")]
+    return Path(line.removeprefix("# folder: ").removesuffix(" (not finished)")).name
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import utils.run.execution
 import utils.run.training
 from utils.config.parser import parse
 from utils.errors import RunFailed, UsageError
-from utils.files import OwnedLock
+from utils.files import folder_lock
 from utils.run.observers import Observer
 
 RUN = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--debug_mode"]
@@ -36,7 +36,7 @@ def test_ways_to_write_seeds(words, seeds):
 
 @pytest.mark.parametrize("words", ["", "a", "1,", "4-1", "1,1", "0-3,2", "0-2147483648", "-1", "0-20000", "1-2-3", "²"])
 def test_what_are_no_seeds(words):
-    with pytest.raises(UsageError, match="--seeds: must be different whole numbers such as 0-4 or 0,1,2, up to"):
+    with pytest.raises(UsageError, match="--seeds: must be different integers"):
         parse([f"--seeds={words}"])
 
 
@@ -88,7 +88,7 @@ def test_finished_seeds_are_answered_and_only_the_others_trained(three, monkeypa
 
 class StopAt(Observer):
     def on_step(self, step):
-        if step.place.step == 7:
+        if step.index.step == 7:
             signal.raise_signal(signal.SIGTERM)
 
 
@@ -128,11 +128,8 @@ def test_a_seed_that_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
 
 def test_a_seed_that_somebody_else_runs_is_left_to_them(three):
     results, _ = three
-    lock = OwnedLock(folders(results)[1])
-    try:
+    with folder_lock(folders(results)[1]):
         ended = runner(results)(*RUN, "--seeds", "0,1", "--rerun")
-    finally:
-        lock.release()
     assert ended.code == 3
     (line,) = ended.stderr.splitlines()
     assert re.match(r"error: seed 1: er-adab2n-\S* is being run by process \d+", line)
@@ -155,7 +152,7 @@ def test_bad_usage_of_one_seed_ends_it_all(tmp_path):
 
 def test_one_seed_or_several(tmp_path):
     ended = call([*RUN, "--seed", "0", "--seeds", "1-2"])
-    assert (ended.code, ended.stderr) == (2, "error: --seed and --seeds contradict each other: give one\n")
+    assert (ended.code, ended.stderr) == (2, "error: --seed and --seeds contradict each other; give one\n")
     ended = call(["--eval_only", "none", "--seeds", "1-2"])
     assert (ended.code, ended.stdout) == (2, "")
     (tmp_path / "a.toml").write_text('model = "er"\nseed = 3')
@@ -167,6 +164,6 @@ def test_one_seed_or_several(tmp_path):
 def test_a_dry_run_of_several_is_told_for_each(results):
     ended = runner(results)(*RUN, "--seeds", "3,4", "--dry_run")
     assert ended.code == 0
-    assert re.findall(r"  seed = (\d)", ended.stdout) == ["3", "4"]
+    assert re.findall(r"# folder: .*-s(\d)-", ended.stdout) == ["3", "4"]
     assert "mean ±" not in ended.stdout
     assert not results.exists()

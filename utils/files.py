@@ -1,23 +1,25 @@
-"""Files that are never half written: temporary file, flush, fsync, rename. And a lock that dies with its holder."""
+"""Files that are never half written, and locks that end with the process that holds them."""
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import json
 import os
 import re
 import socket
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
-from weakref import WeakSet
+
+from filelock import FileLock, Timeout
+
+LIST_OF_NUMBERS = re.compile(r'\[\n([^][{}"]+)\]')  # a line feed within a string is escaped
+LOCK_RETRY_SECONDS = 0.05  # `is_locked` holds a lock for less
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Call `write` on a temporary file beside `path`, then put it in place by one rename."""
+    """Call `write` on a temporary file beside `path`, flush it to the disk, and rename it to `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -28,100 +30,61 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def remove_temporaries(path: Path) -> None:
-    """What killed processes left beside `path`. Only for a process that alone may write it."""
+    """Remove what killed processes left beside `path`. Only for a process that alone may write it."""
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         temporary.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-ROW = re.compile(r'\[\n([^][{}"]+)\]')  # a list of numbers; no text has a line feed as such
-
-
 def write_json(path: Path, value: Any) -> None:
-    """An entry a line, and a list of numbers on one: a confusion matrix of 100 classes has 100 lines, not 10,000."""
+    """Write JSON with one entry a line, and a list of numbers on one line."""
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
-    text = ROW.sub(lambda row: f"[{' '.join(row[1].split())}]", text)
+    text = LIST_OF_NUMBERS.sub(lambda row: f"[{' '.join(row[1].split())}]", text)
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
+def waiting_lock(path: Path) -> FileLock:
+    """Return a lock on `path` to enter with `with`, which waits for its holder."""
+    return FileLock(path)
+
+
+class RunLocked(Exception):
+    """Another process holds the lock; the message names it."""
+
+
 @contextmanager
-def waiting_lock(path: Path) -> Iterator[None]:
-    """Hold the kernel's lock on `path`, waiting for whoever has it; the kernel releases it when a holder dies."""
-    with open(path, "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, whose file names this process; raise RunLocked if another process has it."""
+    path = folder / "lock"
+    lock = FileLock(path, thread_local=False)
+    try:
+        lock.acquire(timeout=LOCK_RETRY_SECONDS, poll_interval=LOCK_RETRY_SECONDS / 2)
+    except Timeout:
+        raise RunLocked(path.read_text() or "another process") from None
+    try:
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield
+    finally:
+        with suppress(OSError):
+            os.truncate(path, 0)
+        lock.release()
 
 
-GLANCE = 0.05  # seconds: `is_held` itself holds a lock for less
-
-
-class HeldElsewhere(Exception):
-    """Somebody else holds the lock; the text says who."""
-
-
-class OwnedLock:
-    """A lock on a folder for the life of a process, with a file beside it that names its owner. Processes that it forks
-    do not have it."""
-
-    _all: WeakSet[OwnedLock] = WeakSet()
-
-    def __init__(self, folder: Path):
-        self.owner_path = folder / "owner.json"
-        self.file = open(folder / "lock", "a")  # noqa: SIM115 (held open: closing it releases the lock)
-        self._all.add(self)
-        if not (self._lock() or (time.sleep(GLANCE) or self._lock())):
-            self.file.close()
-            raise HeldElsewhere(self._owner())
-        write_json(self.owner_path, {"host": socket.gethostname(), "pid": os.getpid()})
-
-    def _lock(self) -> bool:
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    @staticmethod
-    def is_held(folder: Path) -> bool:
-        """Whether somebody has it just now. An owner who was killed leaves the file with the name, but no lock."""
-        if not (folder / "owner.json").exists():
-            return False
-        try:
-            with open(folder / "lock") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+def is_locked(folder: Path) -> bool:
+    """Return whether a process holds the lock of the folder. A killed process leaves the file, but no lock."""
+    if not (folder / "lock").exists():
         return False
-
-    def _owner(self) -> str:
-        try:
-            owner = json.loads(self.owner_path.read_text())
-            return f"process {owner['pid']} on {owner['host']}"
-        except (OSError, ValueError, KeyError):
-            return "another process"
-
-    def release(self) -> None:
-        self.owner_path.unlink(missing_ok=True)
-        self.file.close()
-
-    @classmethod
-    def let_go_of_all(cls) -> None:
-        """In a forked process, which might outlive the owner and would hold the lock on."""
-        for lock in cls._all:
-            lock.file.close()
-
-
-os.register_at_fork(after_in_child=OwnedLock.let_go_of_all)
+    try:
+        with FileLock(folder / "lock", timeout=0):
+            return False
+    except Timeout:
+        return True
+    except OSError:
+        return False

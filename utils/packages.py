@@ -1,4 +1,4 @@
-"""Packages that only some runs need: where one is missing, one line says for what and what to do."""
+"""Packages that only some runs need."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from types import ModuleType
 from utils.errors import UsageError
 
 
-def needed(package: str, by: str, install: str = "-r requirements.txt") -> ModuleType:
+def import_or_usage_error(package: str, by: str, install: str = "-r requirements.txt") -> ModuleType:
+    """Import a package, or raise a UsageError that says what needs it and how to install it."""
     try:
         return importlib.import_module(package)
     except (ImportError, OSError, RuntimeError) as error:  # missing, or built for another torch
-        raise UsageError(f"{by} needs {package} ({error}): pip install {install}") from error
+        raise UsageError(f"{by} needs {package} ({error}); run pip install {install}") from error
 
 
 def version(package: str) -> str | None:

@@ -1,7 +1,8 @@
-"""The values that a training step is made of; streams, buffer, methods, networks and observers all speak in these."""
+"""The types of a training step, shared by streams, buffer, methods, networks and observers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import repeat
@@ -15,18 +16,15 @@ CURRENT = "current"  # the name of the stream's batch among those of a step
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples on their way: from the stream, into and out of the buffer, through the network.
-
-    What the host decides by is mirrored on the host, so that nothing waits for a device.
-    """
+    """Samples from the stream or the buffer. Labels and tasks have host copies, so that nothing waits for a device."""
 
     images: torch.Tensor  # (N, C, H, W) uint8, as they are stored
     labels: torch.Tensor  # (N,) int64
     tasks: torch.Tensor  # (N,) int64
     labels_host: np.ndarray
     tasks_host: np.ndarray
-    inputs: torch.Tensor | None = None  # augmented and normalized, once they are on their way through the network
-    logits: torch.Tensor | None = None  # what the network said when a replayed sample was stored
+    inputs: torch.Tensor | None = None  # augmented and normalized images, in the batches of a step
+    logits: torch.Tensor | None = None  # the network's logits when the samples were stored
 
     def __len__(self) -> int:
         return len(self.labels_host)
@@ -34,30 +32,30 @@ class Batch:
 
 @dataclass(frozen=True)
 class Normalization:
-    """What the norm layers did in one training forward. Norms that report nothing leave it empty."""
+    """What the norm layers computed in one training forward pass. Norms that report nothing leave it empty."""
 
-    layers: tuple[int, ...] = ()  # those that ran, by their number in order of construction
-    means: tuple[torch.Tensor, ...] = ()  # (C,) each: the statistics that these layers normalized with
+    layers: tuple[int, ...] = ()  # numbers of the layers that ran, in order of construction
+    means: tuple[torch.Tensor, ...] = ()  # (C,) for each of these layers: the statistics it normalized with
     variances: tuple[torch.Tensor, ...] = ()
-    group_weights: torch.Tensor | None = None  # (groups, all layers): each group's weight in them; None: plain batch
-    # (N,) for each of these layers: the samples' weights in these statistics, and in what the running ones learn from;
-    # None: all count the same.
+    group_weights: torch.Tensor | None = None  # (groups, all layers): each group's weight; None: plain batch statistics
+    # (N,) for each of these layers: the weights of the samples in these statistics, and in the update of the running
+    # statistics; None: equal weights.
     sample_weights: tuple[torch.Tensor | None, ...] = ()
     running_weights: tuple[torch.Tensor | None, ...] = ()
-    penalty: torch.Tensor | None = None  # to be added to the loss with the norm's weight; None if not asked for
+    penalty: torch.Tensor | None = None  # to be weighted and added to the loss; None if not requested
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a training forward gave for the samples of one batch."""
+    """Result of a training forward pass for the samples of one batch."""
 
     logits: torch.Tensor
-    embedding: torch.Tensor  # what the classifier saw
-    features: tuple[torch.Tensor, ...]  # the maps that LiDER compares, of networks that have them
-    norms: Normalization  # of the whole forward, which samples of other batches may have been part of
+    embedding: torch.Tensor  # the input of the classifier
+    features: tuple[torch.Tensor, ...]  # feature maps for LiDER, of networks that have them
+    norms: Normalization  # of the whole forward pass, which other batches may have been part of
 
     def split(self, sizes: list[int]) -> list[Output]:
-        """The parts of the batches that went through the network together."""
+        """Return the outputs of the batches, of these sizes, that passed the network jointly."""
         features = (
             zip(*(feature.split(sizes) for feature in self.features), strict=True) if self.features else repeat(())
         )
@@ -66,17 +64,17 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where in the run a step is; its number and its iteration, both counted from 0, address all its randomness.
+class StepIndex:
+    """Position of a step in the run. Its number and its iteration, counted from 0, address all its randomness.
 
-    With `--replay_iters N` every batch of the stream makes N steps: they have its number, and an iteration each.
+    With `--replay_iters N`, a batch of the stream makes N steps with the same number.
     """
 
     task: int
     step: int
     epoch: int = 0
     iteration: int = 0
-    last: bool = True  # of the batch's iterations: the one that the buffer learns from
+    last: bool = True  # the last iteration of the batch, which fills the buffer
 
     @property
     def address(self) -> tuple[int, int]:
@@ -89,20 +87,20 @@ class Place:
 
 @dataclass(frozen=True)
 class Step:
-    """One training step as it happened. It holds the step's graph and activations: look, and let go."""
+    """One training step. Keeps the autograd graph alive; do not store."""
 
-    place: Place
+    index: StepIndex
     batches: dict[str, Batch]  # `CURRENT` and the draws from the buffer
     outputs: dict[str, Output] = field(default_factory=dict)
-    losses: dict[str, torch.Tensor] = field(default_factory=dict)  # the parts of the loss with their weights
-    loss: torch.Tensor | None = None  # None where a method only collects
+    loss_terms: dict[str, torch.Tensor] = field(default_factory=dict)  # weighted
+    loss: torch.Tensor | None = None  # None if the method only stores samples
 
 
 def forwards_of(outputs: dict[str, Output]) -> list[Normalization]:
-    """What the norms did in every forward of a step: in a joint one all outputs share it."""
+    """Return the norms' results of every forward pass of a step; the outputs of a joint one share theirs."""
     return list({id(output.norms): output.norms for output in outputs.values()}.values())
 
 
-def total(terms) -> torch.Tensor:
-    """Added one after the other, in their order."""
+def total(terms: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the sum, added one after the other in this order."""
     return reduce(add, terms)

@@ -1,10 +1,12 @@
-"""The tables that people read at the end of a run."""
+"""The tables that a run prints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import mean, stdev
 from typing import Any
+
+import tabulate
 
 TITLES = {"class_il": "Class-IL", "task_il": "Task-IL", "domain_il": "Domain-IL"}
 METRICS = {
@@ -20,101 +22,90 @@ METRICS = {
     "bwt": "backward transfer (BWT)",
     "fwt": "forward transfer (FWT)",
 }
+FWT_NOTE = "FWT in Class-IL says little: a class that is still to come is hardly ever predicted."
+
+
+def aligned(rows: list[list[str]], others: str = "right") -> str:
+    """Return rows of cells as text. The first column is aligned to the left, the others as given."""
+    alignment = ["left", *[others] * (len(rows[0]) - 1)]
+    return tabulate.tabulate(rows, tablefmt="plain", colalign=alignment, disable_numparse=True)
 
 
 def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def aligned(rows: list[list[str]]) -> str:
-    """Columns padded to their widest cell: the first to the left, the others to the right."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *numbers]).rstrip())
-    return "\n".join(lines)
-
-
 def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def reservations(options: dict) -> dict[str, str]:
-    """Why a run with these options gives no test results: a word for the head of a table, and what it stands for."""
-    found = {}
+def caveats(options: dict[str, Any]) -> dict[str, str]:
+    """Return why a run with these options gives no test results: a word for table titles, and its explanation."""
+    reasons = {}
     if options.get("validation"):
-        found["validation"] = f"measured on {options['validation']:g} of the training data, held out (--validation)"
+        reasons["validation"] = f"measured on {options['validation']:g} of the training data, held out (--validation)"
     if options.get("debug_mode"):
-        found["debug"] = "trained on three batches an epoch (--debug_mode)"
-    return found
+        reasons["debug"] = "trained on three batches per epoch (--debug_mode)"
+    return reasons
 
 
-def marked(title: str, options: dict) -> str:
-    words = ", ".join(reservations(options))
-    return f"{title} [{words}]" if words else title
+def title_with_caveats(title: str, options: dict[str, Any]) -> str:
+    return f"{title} [{', '.join(reasons)}]" if (reasons := caveats(options)) else title
 
 
-def reservation_lines(options: dict) -> list[str]:
-    found = reservations(options)
-    return [f"no test results: {'; '.join(found.values())}"] if found else []
+def caveat_lines(options: dict[str, Any]) -> list[str]:
+    return [f"no test results: {'; '.join(reasons.values())}"] if (reasons := caveats(options)) else []
 
 
-def accuracy_table(setting: str, matrix: list[list[float | None]], options: dict) -> str:
-    """Accuracy (%) on every task (columns) after every task (rows), and the mean over the tasks trained so far."""
+def accuracy_table(setting: str, matrix: list[list[float | None]], options: dict[str, Any]) -> str:
+    """Return accuracy (%) on every task (columns) after every task (rows), and the mean over the tasks trained."""
     n_tasks = len(matrix[-1])
-    rows = [[marked(f"{TITLES[setting]} accuracy, %", options), *(f"task {j + 1}" for j in range(n_tasks)), "mean"]]
+    title = title_with_caveats(f"{TITLES[setting]} accuracy, %", options)
+    rows = [[title, *(f"task {j + 1}" for j in range(n_tasks)), "mean"]]
     for i, row in enumerate(matrix):
         trained = row if len(matrix) == 1 else row[: i + 1]
         label = "after all tasks" if len(matrix) == 1 else f"after task {i + 1}"
-        cells = [percent(value) if j < len(trained) else "" for j, value in enumerate(row)]
-        rows.append([label, *cells, *[""] * (n_tasks - len(row)), percent(sum(trained) / len(trained))])
+        cells = [percent(value) for value in trained] + [""] * (n_tasks - len(trained))
+        known = [value for value in trained if value is not None]
+        rows.append([label, *cells, percent(sum(known) / len(known))])
     return aligned(rows)
 
 
-def metrics_table(metrics: dict[str, dict[str, Any]], title: str, shown: Callable[[Any], str] = percent) -> str:
-    """`shown` makes text of what there is of a metric."""
-    settings = list(metrics)
-    rows = [[title, *(TITLES[setting] for setting in settings)]]
-    known = {name: words for name, words in METRICS.items() if any(name in metrics[s] for s in settings)}
-    rows += [[words, *(shown(metrics[s][name]) for s in settings)] for name, words in known.items()]
+def metrics_table(metrics: dict[str, dict[str, Any]], title: str, text: Callable[[Any], str] = percent) -> str:
+    """Return one row per metric and one column per setting; `text` formats a value."""
+    rows = [[title, *(TITLES[setting] for setting in metrics)]]
+    for name, label in METRICS.items():
+        if any(name in values for values in metrics.values()):
+            rows.append([label, *(text(values[name]) for values in metrics.values())])
     return aligned(rows)
 
 
-LITTLE_SAID = "FWT in Class-IL says little: a class that is still to come is hardly ever predicted."
-
-
-def run_report(record: dict) -> str:
-    """Everything a finished run prints, but for the last line."""
+def run_report(record: dict[str, Any]) -> str:
+    """Return what a finished run prints, except for the last line."""
     options, results = record["config"], record["results"]
     metrics = {setting: result["metrics"] for setting, result in results.items()}
     tables = [accuracy_table(setting, result["matrix"], options) for setting, result in results.items()]
-    tables.append(metrics_table(metrics, marked("summary, %", options)))
+    tables.append(metrics_table(metrics, title_with_caveats("summary, %", options)))
     if metrics.get("class_il", {}).get("fwt") is not None:
-        tables[-1] += f"\n{LITTLE_SAID}"
-    speed = (
-        f"{record['steps']} steps in {record['seconds']:.1f} s of training ({record['steps_per_second']:.1f} steps/s)"
-    )
-    return "\n\n".join(["\n".join([record["run"], *reservation_lines(options)]), *tables, speed])
+        tables[-1] += f"\n{FWT_NOTE}"
+    speed = f"{record['steps_per_second']:.1f} steps/s"
+    training = f"{record['steps']} steps in {record['seconds']:.1f} s of training ({speed})"
+    return "\n\n".join(["\n".join([record["run"], *caveat_lines(options)]), *tables, training])
 
 
-def report_over_seeds(records: list[dict], asked_for: int) -> str:
-    """Mean and standard deviation (n - 1) of every metric."""
-    settings = records[0]["results"]
+def report_over_seeds(records: list[dict[str, Any]], n_seeds: int) -> str:
+    """Return mean and standard deviation (n - 1) of every metric."""
     values = {
         setting: {
             name: [record["results"][setting]["metrics"][name] for record in records] for name in first["metrics"]
         }
-        for setting, first in settings.items()
+        for setting, first in records[0]["results"].items()
     }
-    of = "" if len(records) == asked_for else f" of {asked_for}"
-    seeds = f"{len(records)}{of} seed{'s' if asked_for > 1 else ''}"
-    title = marked(f"mean ± std over {seeds}, %", records[0]["config"])
-    return metrics_table(values, title, mean_and_deviation)
+    count = str(len(records)) if len(records) == n_seeds else f"{len(records)} of {n_seeds}"
+    title = f"mean ± std over {count} seed{'s' if n_seeds > 1 else ''}, %"
+    return metrics_table(values, title_with_caveats(title, records[0]["config"]), mean_and_deviation)
 
 
 def mean_and_deviation(values: list[float | None]) -> str:

@@ -10,8 +10,12 @@ MOMENTUM = 0.1
 
 
 class BatchNorm(nn.modules.batchnorm._BatchNorm):
-    """torch's, for vectors and maps alike, and not an `nn.BatchNorm2d`: networks of other libraries initialize those,
-    and fail without affine."""
+    """torch's batch norm for vectors and maps. It is no `nn.BatchNorm2d`: other libraries initialize those and fail
+    without affine."""
+
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+    num_batches_tracked: torch.Tensor
 
     def __init__(self, channels: int, *, affine: bool = True):
         super().__init__(channels, eps=EPS, momentum=MOMENTUM, affine=affine)
@@ -20,5 +24,5 @@ class BatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 @NORMS.register("bn", help="batch normalization, torch's own")
-def batch_norm(channels, *, spatial):
+def batch_norm(channels: int, *, spatial: tuple[int, ...] | None) -> BatchNorm:
     return BatchNorm(channels)

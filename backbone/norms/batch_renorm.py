@@ -11,8 +11,8 @@ mu and sigma are the running statistics before this batch; r and d are constants
 import torch
 from torch.nn import functional as F
 
-from backbone.norms.batch_norm import BatchNorm
-from backbone.norms.kernels.weighted import compute_dtype
+from backbone.adab2n.weighted import compute_dtype
+from backbone.norms.batch_norm import MOMENTUM, BatchNorm
 from utils.config.options import Option, integer
 from utils.config.registry import NORMS
 
@@ -35,7 +35,7 @@ class BatchRenorm(BatchNorm):
         r, d = self.corrections(a)
         # They are part of the scale and shift: the pass over the activation is BN's, forwards and backwards.
         weight, bias = self.weight * r, self.weight * d + self.bias
-        out = F.batch_norm(a, self.running_mean, self.running_var, weight, bias, True, self.momentum, self.eps)
+        out = F.batch_norm(a, self.running_mean, self.running_var, weight, bias, True, MOMENTUM, self.eps)
         self.num_batches_tracked.add_(1)
         return out
 
@@ -46,17 +46,15 @@ class BatchRenorm(BatchNorm):
         _, mean, inverse = torch.native_batch_norm(a.to(compute_dtype(a)), None, None, None, None, True, 0.0, self.eps)
         sigma = (self.running_var + self.eps).sqrt()
         r_max, d_max = self.bounds()
-        r = (1 / (inverse * sigma)).clamp(1 / r_max, r_max)
-        return r, ((mean - self.running_mean) / sigma).clamp(-d_max, d_max)
+        r = torch.clamp(1 / (inverse * sigma), 1 / r_max, r_max)
+        return r, torch.clamp((mean - self.running_mean) / sigma, -d_max, d_max)
 
-    def bounds(self) -> tuple[float | torch.Tensor, float | torch.Tensor]:
-        """r_max and d_max, on the device where they still change."""
-        if not self.warmup:
-            return self.r_max, self.d_max
-        share = (self.num_batches_tracked.double() / self.warmup).clamp(max=1)
+    def bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return r_max and d_max, on the device because they change during the warm-up."""
+        share = (self.num_batches_tracked.double() / max(self.warmup, 1)).clamp(min=float(not self.warmup), max=1)
         return 1 + (self.r_max - 1) * share, self.d_max * share
 
 
 @NORMS.register("brn", help="batch renormalization", options=(WARMUP,))
-def batch_renorm(channels, *, spatial, brn_warmup):
+def batch_renorm(channels: int, *, spatial: tuple[int, ...] | None, brn_warmup: int) -> BatchRenorm:
     return BatchRenorm(channels, warmup=brn_warmup)

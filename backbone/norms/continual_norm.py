@@ -3,7 +3,7 @@
 from torch import nn
 
 from backbone.norms.batch_norm import BatchNorm
-from backbone.norms.group_norm import GROUPS, grouped
+from backbone.norms.group_norm import GROUPS, build_group_norm
 from utils.config.options import ByFidelity, Option, choice
 from utils.config.registry import NORMS
 
@@ -16,8 +16,8 @@ AFFINE = Option(
 
 
 @NORMS.register("cn", help="continual normalization: groups, then the batch", options=(GROUPS, AFFINE))
-def continual_norm(channels, *, spatial, groups, cn_affine):
+def continual_norm(channels: int, *, spatial: tuple[int, ...] | None, groups: int, cn_affine: str) -> nn.Sequential:
     return nn.Sequential(
-        grouped(groups, channels, spatial, affine=False),
+        build_group_norm(groups, channels, spatial, affine=False),
         BatchNorm(channels, affine=cn_affine == "learned"),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -18,6 +20,7 @@ class TasksBegun(SharedNormState):
     """Tells the layers of one network whether their statistics still move."""
 
     options = (FREEZE_AFTER,)
+    begun: torch.Tensor
 
     def __init__(self, *, freeze_after: int):
         super().__init__()
@@ -33,12 +36,14 @@ class TasksBegun(SharedNormState):
         self.begun = self.begun.new_zeros(len(self.begun) + 1)
         return []
 
-    def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.begun = self.begun.new_zeros(len(state_dict.get(f"{prefix}begun", self.begun)))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class FrozenBatchNorm(BatchNorm):
+    shared: TasksBegun
+
     def __init__(self, channels: int, shared: TasksBegun):
         super().__init__(channels)
         object.__setattr__(self, "shared", shared)  # a reference, not a submodule: the network owns it once
@@ -56,5 +61,5 @@ class FrozenBatchNorm(BatchNorm):
     shared=TasksBegun,
     needs_past_tasks=True,
 )
-def frozen_batch_norm(channels, *, spatial, shared):
+def frozen_batch_norm(channels: int, *, spatial: tuple[int, ...] | None, shared: TasksBegun) -> FrozenBatchNorm:
     return FrozenBatchNorm(channels, shared)

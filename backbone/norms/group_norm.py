@@ -15,7 +15,7 @@ GROUPS = Option("groups", integer(1), "channel groups of the norms gn and cn", d
 
 
 class GroupNorm(nn.Module):
-    """torch's, but not an `nn.GroupNorm`: networks of other libraries initialize those, and fail without affine."""
+    """torch's group norm. It is no `nn.GroupNorm`: other libraries initialize those and fail without affine."""
 
     def __init__(self, groups: int, channels: int, *, affine: bool):
         super().__init__()
@@ -24,11 +24,12 @@ class GroupNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
-        refuse_single_values(a.numel() // (a.shape[0] * self.groups), RunFailed)
+        reject_single_values(a.numel() // (a.shape[0] * self.groups), RunFailed)
         return F.group_norm(a, self.groups, self.weight, self.bias, EPS)
 
 
-def refuse_single_values(values: int, error: type[Exception]) -> None:
+def reject_single_values(values: int, error: type[Exception]) -> None:
+    """Raise `error` where a group has only one value, which normalization would turn into zero."""
     if values == 1:
         raise error(
             "normalization of a single value is always zero: use another --norm, fewer --groups, "
@@ -36,17 +37,17 @@ def refuse_single_values(values: int, error: type[Exception]) -> None:
         )
 
 
-def grouped(groups: int, channels: int, spatial: tuple[int, ...] | None, *, affine: bool) -> GroupNorm:
+def build_group_norm(groups: int, channels: int, spatial: tuple[int, ...] | None, *, affine: bool) -> GroupNorm:
     if channels % groups:
         raise UsageError(
-            f"{groups} groups do not divide {channels} channels: set --groups to a divisor, "
-            f"or choose a width of the network that is a multiple of {groups}"
+            f"{groups} groups do not divide {channels} channels; set --groups to a divisor, or choose a width of the "
+            f"network that is a multiple of {groups}"
         )
-    if spatial is not None:  # else the first forward will show
-        refuse_single_values(channels // groups * math.prod(spatial), UsageError)
+    if spatial is not None:  # otherwise the first forward pass checks it
+        reject_single_values(channels // groups * math.prod(spatial), UsageError)
     return GroupNorm(groups, channels, affine=affine)
 
 
 @NORMS.register("gn", help="group normalization, --groups groups", options=(GROUPS,))
-def group_norm(channels, *, spatial, groups):
-    return grouped(groups, channels, spatial, affine=True)
+def group_norm(channels: int, *, spatial: tuple[int, ...] | None, groups: int) -> GroupNorm:
+    return build_group_norm(groups, channels, spatial, affine=True)

@@ -1,6 +1,6 @@
 """`in`: Instance Normalization (Ulyanov et al. 2016), group normalization with one group per channel."""
 
-from backbone.norms.group_norm import grouped
+from backbone.norms.group_norm import GroupNorm, build_group_norm
 from utils.config.options import ByFidelity, Option, choice
 from utils.config.registry import NORMS
 
@@ -13,5 +13,5 @@ AFFINE = Option(
 
 
 @NORMS.register("in", help="instance normalization", options=(AFFINE,))
-def instance_norm(channels, *, spatial, in_affine):
-    return grouped(channels, channels, spatial, affine=in_affine == "channel")
+def instance_norm(channels: int, *, spatial: tuple[int, ...] | None, in_affine: str) -> GroupNorm:
+    return build_group_norm(channels, channels, spatial, affine=in_affine == "channel")

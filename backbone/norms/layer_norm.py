@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from backbone.norms.group_norm import EPS, grouped
+from backbone.norms.group_norm import EPS, GroupNorm, build_group_norm
 from utils.config.options import ByFidelity, Option, choice
 from utils.config.registry import NORMS
 from utils.errors import UsageError
@@ -16,11 +16,11 @@ AFFINE = Option(
 
 
 @NORMS.register("ln", help="layer normalization", options=(AFFINE,))
-def layer_norm(channels, *, spatial, ln_affine):
+def layer_norm(channels: int, *, spatial: tuple[int, ...] | None, ln_affine: str) -> GroupNorm | nn.LayerNorm:
     if ln_affine == "channel":
-        return grouped(1, channels, spatial, affine=True)
+        return build_group_norm(1, channels, spatial, affine=True)
     if spatial is None:
         raise UsageError(
-            "--ln_affine element needs the size of every map, which this backbone does not say; use --ln_affine channel"
+            "--ln_affine element needs the size of every feature map, which this backbone does not give; use channel"
         )
     return nn.LayerNorm((channels, *spatial), eps=EPS)

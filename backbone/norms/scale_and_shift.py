@@ -18,5 +18,5 @@ class ScaleAndShift(nn.Module):
 
 
 @NORMS.register("none", help="no normalization: scale and shift only")
-def scale_and_shift(channels, *, spatial):
+def scale_and_shift(channels: int, *, spatial: tuple[int, ...] | None) -> ScaleAndShift:
     return ScaleAndShift(channels)

@@ -1,68 +1,113 @@
-"""What the norm layers of one network have in common: who weighs the samples of a forward, and what it costs.
+"""What the norm layers of one network share: who weighs the samples of a forward pass, and what it costs.
 
-The plain norms have nothing in common: this base class answers every question with "no". A norm that looks at tasks
-registers with `shared=` a subclass of it (see `backbone.norms.adab2n`).
-
-State lives in parameters and buffers alone. Between two forwards there is nothing else, so a network can be copied,
-saved or compiled at any time.
+Plain norms share nothing; the base class has the defaults for them. A norm that looks at tasks registers with
+`shared=` a subclass of it (see `backbone.norms.adab2n`). All state is in parameters and buffers, so that a network can
+be copied, saved or compiled at any time.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from utils.config.options import Option
-from utils.step import Batch, Normalization
+from utils.config.options import Option, choice
+from utils.errors import UsageError
+from utils.step import Batch
 
 
 class ForwardPass:
-    """One training forward: what its layers look up, and what they did once it is over."""
+    """One training forward pass, and the report of what its layers did."""
 
-    def __init__(self):
-        self.report = Normalization()  # one of its own: forwards are told apart by it
-
-
-class BatchStatistics(nn.Module):
-    """A layer of our own with buffers as torch's batch norm has them, `running_mean` and `running_var`, which it
-    normalizes with in eval mode once it has counted `updates`."""
+    def __init__(self) -> None:
+        self.report: tuple[Any, ...] = ()  # of `Normalization`, whose defaults say that there is nothing to report
 
 
 class SharedNormState(nn.Module):
+    """Defaults for norms without shared state."""
+
     options: tuple[Option, ...] = ()
 
     def check_device(self, device: torch.device) -> None:
-        """Refuse a device that these norms cannot run on."""
+        """Raise a UsageError if these norms cannot run on the device."""
 
     def implementation(self, device: torch.device) -> str:
-        """Which of several ways to compute the layers use there: they differ in rounding."""
+        """Return which of several implementations runs on the device; they differ in rounding."""
         return "torch"
 
     def begin_task(self, n_classes: int) -> list[nn.Parameter]:
-        """One more task has been seen, and so many classes with it and those before; returns parameters that came into
-        being with it."""
+        """Prepare for one more task.
+
+        Args:
+            n_classes: Number of classes seen with it and the tasks before.
+
+        Returns:
+            Parameters that are new, for the optimizer.
+        """
         return []
 
-    def groups(self, batch: Batch, task: int, *, drawn: bool) -> torch.Tensor | None:
-        """(N,) the group of every sample of a step of this task, None for plain batch statistics. A batch is `drawn`
-        from the buffer, or comes from the stream; samples of earlier tasks may have joined it there."""
+    def groups(self, batch: Batch, task: int, *, drawn: bool) -> Tensor | None:
+        """Return the (N,) group of every sample of a batch, or None for plain batch statistics.
+
+        Args:
+            task: The current task.
+            drawn: Whether the batch comes from the buffer. A batch from the stream may hold samples of earlier tasks.
+        """
         return batch.tasks
 
-    @contextmanager
-    def forward_pass(self, groups: torch.Tensor | None, *, penalized: bool = False) -> Iterator[ForwardPass]:
-        """Around a network's training forward. `groups` holds each sample's group, such as its task, or None for plain
-        batch statistics; `penalized` asks for the penalty."""
-        yield ForwardPass()
+    def forward_pass(self, groups: Tensor | None, *, penalized: bool = False) -> AbstractContextManager[Any]:
+        """Wrap a network's training forward pass.
+
+        Args:
+            groups: (N,) group of every sample; None for plain batch statistics.
+            penalized: Whether the penalty is computed.
+
+        Returns:
+            A context manager whose value has a `report` after the forward pass.
+        """
+        return _forward_pass()
 
     @contextmanager
-    def grown_as_tensors(self) -> Iterator[None]:
-        """Around a compiled forward: what becomes more with tasks is one tensor within, so that a graph need not know
-        how many there are."""
+    def stacked_for_compile(self) -> Iterator[None]:
+        """Make what grows with the tasks one tensor within, so that a compiled graph need not know their number."""
         yield
 
     def penalty_weight(self, task: int, replayed: bool) -> float:
-        """The factor of the penalty in the loss of a step of this task, 0 where there is none."""
+        """Return the weight of the penalty in the loss of a step of this task, 0 for none."""
         return 0.0
+
+
+@contextmanager
+def _forward_pass() -> Iterator[ForwardPass]:
+    yield ForwardPass()
+
+
+NORM_IMPL = Option(
+    "norm_impl",
+    choice("auto", "reference", "fused", "compiled"),
+    "implementation of AdaB²N and its relatives: tensor operations (reference), one autograd function in tensor "
+    "operations (fused) or in C (compiled); auto: compiled on a CPU with a C compiler, else fused",
+    default="auto",
+    changes_numbers=False,  # equal up to rounding, as devices and thread counts are
+)
+
+
+class FamilyState(SharedNormState):
+    """What the shared states of AdaB²N and its relatives add to `BatchNormFamily`: the option `--norm_impl`."""
+
+    options: tuple[Option, ...] = (NORM_IMPL,)
+    impl: str
+
+    def check_device(self, device: torch.device) -> None:
+        from backbone.adab2n.c_passes import compile_error
+
+        if self.impl == "compiled" and (device.type == "cuda" or compile_error()):
+            raise UsageError(
+                f"--norm_impl compiled needs a CPU and a C compiler ({compile_error() or device}); use auto"
+            )
+        if self.impl == "auto" and device.type == "cpu" and (reason := compile_error()):
+            print(f"note: {reason}; norm layers use tensor operations: same numbers, slower", file=sys.stderr)

@@ -9,14 +9,17 @@ import math
 import torch
 from torch import nn
 
+from backbone.adab2n.weighted import compute_dtype
 from backbone.norms.batch_norm import MOMENTUM
-from backbone.norms.group_norm import EPS, refuse_single_values
-from backbone.norms.kernels.weighted import compute_dtype
+from backbone.norms.group_norm import EPS, reject_single_values
 from utils.config.registry import NORMS
 from utils.errors import RunFailed, UsageError
 
 
 class SwitchableNorm(nn.Module):
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
     def __init__(self, channels: int):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))
@@ -29,15 +32,15 @@ class SwitchableNorm(nn.Module):
     def forward(self, a: torch.Tensor) -> torch.Tensor:
         x, space = a.to(compute_dtype(a)), tuple(range(2, a.dim()))
         area = math.prod(a.shape[2:])
-        refuse_single_values(area, RunFailed)
-        of_instances = torch.var_mean(x, space, correction=0)  # variances and means, (N, C)
-        of_layer = pooled(*of_instances, over=1)  # (N, 1)
+        reject_single_values(area, RunFailed)
+        instance = torch.var_mean(x, space, correction=0)  # variances and means, (N, C)
+        layer = pooled(*instance, over=1)  # (N, 1)
         if self.training:
-            of_batch = pooled(*of_instances, over=0)  # (1, C)
-            self._update(*of_batch, a.shape[0] * area)
+            batch = pooled(*instance, over=0)  # (1, C)
+            self._update(*batch, a.shape[0] * area)
         else:
-            of_batch = self.running_var, self.running_mean
-        variances, means = zip(of_instances, of_layer, of_batch, strict=True)
+            batch = self.running_var, self.running_mean
+        variances, means = zip(instance, layer, batch, strict=True)
         scale = self.weight * (mixed(self.var_weights, variances) + EPS).rsqrt()
         shift = self.bias - mixed(self.mean_weights, means) * scale
         in_space = (*scale.shape, *(1 for _ in space))
@@ -57,11 +60,14 @@ def pooled(var: torch.Tensor, mean: torch.Tensor, *, over: int) -> tuple[torch.T
 
 
 def mixed(weights: torch.Tensor, statistics: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return sum(weight * statistic for weight, statistic in zip(weights.softmax(0), statistics, strict=True))
+    first, second, third = (
+        weight * statistic for weight, statistic in zip(weights.softmax(0), statistics, strict=True)
+    )
+    return first + second + third
 
 
 @NORMS.register("sn", help="switchable normalization: a learned mixture of in, ln and bn")
-def switchable_norm(channels, *, spatial):
-    if spatial is not None:  # else the first forward will show
-        refuse_single_values(math.prod(spatial), UsageError)
+def switchable_norm(channels: int, *, spatial: tuple[int, ...] | None) -> SwitchableNorm:
+    if spatial is not None:  # otherwise the first forward pass checks it
+        reject_single_values(math.prod(spatial), UsageError)
     return SwitchableNorm(channels)

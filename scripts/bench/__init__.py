@@ -1,3 +1,3 @@
-"""Benchmarks: ratios of things measured side by side in one run. `python -m scripts.bench <what>`."""
+"""Benchmarks: `python -m scripts.bench SUBJECT` measures things side by side in one process and prints ratios."""
 
-import utils  # noqa: F401 (before torch: threads wait as they do in runs)
+import utils  # noqa: F401 (before torch: it sets how OpenMP's threads wait)

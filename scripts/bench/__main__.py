@@ -1,47 +1,47 @@
-"""`python -m scripts.bench SUBJECT` prints tables; `--json FILE` keeps the numbers, `compare OLD NEW` sets them side by
-side. Subjects run on CUDA where there is one."""
+"""Measure norms, runs and compiled steps, and print tables. `--json FILE` keeps the numbers; `compare OLD NEW` compares
+two such files. Subjects run on CUDA if there is a GPU."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from scripts.bench import compare, compile, kernels, norms, run
 from scripts.bench.machine import description
+from utils.console import print_error
 from utils.errors import UsageError
-from utils.process import complain
 
-SUBJECTS = (
-    "norms", "step", "layout", "compile", "kernels", "whole", "memory", "startup", "checkpoint", "sweep", "busy",
-    "stream", "probes",
-)  # fmt: skip
+SUBJECTS = {"norms": norms, "run": run, "compile": compile, "kernels": kernels}
 
 
-def main(argv: list[str] | None = None) -> int:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scripts.bench", description=__doc__)
     subjects = parser.add_subparsers(dest="subject", required=True)
-    for name in SUBJECTS:
-        module = importlib.import_module(f"scripts.bench.{name}")
-        subject = subjects.add_parser(name, help=module.__doc__.splitlines()[0])
-        subject.add_argument("--json", type=Path, help="keep the numbers, as in results/benchmarks/X.json")
+    for name, module in SUBJECTS.items():
+        subject = subjects.add_parser(name, help=(module.__doc__ or "").splitlines()[0])
+        subject.add_argument("--json", type=Path, help="write the numbers to this file")
         subject.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
         subject.add_argument("--repetitions", type=int, default=30, help="interleaved repetitions (default 30)")
         module.add_arguments(subject)
-        subject.set_defaults(run=module.run)
-    compare = importlib.import_module("scripts.bench.compare")
-    compare.add_arguments(subjects.add_parser("compare", help=compare.__doc__.splitlines()[0]))
-    arguments = parser.parse_args(argv)
-    if arguments.subject == "compare":
-        return compare.run(arguments)
-    torch.set_num_threads(arguments.threads)
+    compare.add_arguments(subjects.add_parser("compare", help=(compare.__doc__ or "").splitlines()[0]))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = build_parser().parse_args(argv)
     try:
-        numbers = arguments.run(arguments)
+        if arguments.subject == "compare":
+            compare.measure(arguments)
+            return 0
+        torch.set_num_threads(arguments.threads)
+        numbers = SUBJECTS[arguments.subject].measure(arguments)
     except UsageError as error:
-        complain(error)
+        print_error(error)
         return 2
     if arguments.json:
         about = {"subject": arguments.subject} | description(arguments.threads)

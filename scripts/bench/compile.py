@@ -1,68 +1,60 @@
-"""steps compiled against steps as they are, by width, layout, norm and precision
+"""compiled steps against plain steps, by width, norm and precision
 
-Whole steps of the second task, all norms under the same joint forward: how long the first compiled step takes, the
-compiled step's time over the plain one's, and AdaB2N's over BN's in both. On a CPU the compiler is Inductor's C++, on
-CUDA Triton with CUDA graphs.
+Whole steps of the second task, all norms with the same joint forward pass: seconds of the first compiled step, the
+compiled step's time over the plain step's, and AdaB2N's over BN's in both.
 """
 
 from __future__ import annotations
 
+import argparse
+from typing import Any
+
 from scripts.bench import workloads
 from scripts.bench.machine import has_bfloat16
-from scripts.bench.timing import interleaved, now, ratio, shown
+from scripts.bench.timing import interleaved, median_ms, now, ratio, ratio_text
 from utils.tables import aligned
 
-LAYOUTS = {"NCHW": "no", "channels-last": "yes"}
 NORMS = ("bn", "adab2n")
+RATIOS = {
+    **{f"{norm}: compiled / plain": (f"{norm}, compiled", f"{norm}, plain") for norm in NORMS},
+    **{f"adab2n / bn, {way}": (f"adab2n, {way}", f"bn, {way}") for way in ("plain", "compiled")},
+}
 
 
-def add_arguments(parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64], help="--num_filters (default 16 32 64)")
-    parser.add_argument("--layouts", nargs="+", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--model", default="er_ace", help="(default er_ace)")
     parser.add_argument(
-        "--amp", nargs="+", choices=["none", "bfloat16"], help="(default: bfloat16 where it is computed)"
+        "--amp", nargs="+", choices=["none", "bfloat16"], help="(default: bfloat16 too if the hardware has it)"
     )
 
 
-def run(arguments) -> dict:
-    precisions = arguments.amp or ["none", *(["bfloat16"] if has_bfloat16() else [])]
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     results = {}
     for width in arguments.widths:
-        for layout in arguments.layouts:
-            for amp in precisions:
-                options = {"num_filters": width, "channels_last": LAYOUTS[layout], "amp": amp}
-                title = f"{arguments.model}, width {width}, {layout}" + ("" if amp == "none" else f", {amp}")
-                results[title] = compared(arguments, options)
-                print(aligned(rows_of(title, results[title])), end="\n\n", flush=True)
+        for amp in arguments.amp or ["none", *(["bfloat16"] if has_bfloat16() else [])]:
+            title = f"{arguments.model}, width {width}" + ("" if amp == "none" else f", {amp}")
+            options = {"model": arguments.model, "num_filters": width, "amp": amp, "replay_forward": "joint"}
+            results[title] = numbers = compared(options, arguments.repetitions)
+            rows = [[title, ""], *([f"{name}, ms", f"{value:.1f}"] for name, value in numbers["ms"].items())]
+            rows += [[f"{norm}: first compiled step, s", f"{numbers['compilation_s'][norm]:.0f}"] for norm in NORMS]
+            rows += [[name, ratio_text(numbers[name])] for name in RATIOS]
+            print(aligned(rows), end="\n\n", flush=True)
     return results
 
 
-def compared(arguments, options: dict) -> dict:
-    candidates, first = {}, {}
+def compared(options: dict[str, Any], repetitions: int) -> dict[str, Any]:
+    candidates, first_step = {}, {}
     for norm in NORMS:
-        for way in (False, True):
-            training = workloads.training_in_second_task(
-                model=arguments.model, norm=norm, replay_forward="joint", compile=way, **options
-            )
-            name = f"{norm}, {'compiled' if way else 'plain'}"
-            candidates[name] = workloads.training_step(training)
+        for way in ("plain", "compiled"):
+            name = f"{norm}, {way}"
+            candidates[name] = workloads.training_step(norm=norm, compile=way == "compiled", **options)
             start = now()
             candidates[name]()
-            first[name] = now() - start
-    seconds = interleaved(candidates, arguments.repetitions)
-    against = {
-        **{f"{norm}: compiled / plain": (f"{norm}, compiled", f"{norm}, plain") for norm in NORMS},
-        **{f"adab2n / bn, {way}": (f"adab2n, {way}", f"bn, {way}") for way in ("plain", "compiled")},
-    }
+            first_step[name] = now() - start
+    seconds = interleaved(candidates, repetitions)
     return {
-        "ms": {name: float(sorted(times)[len(times) // 2]) * 1e3 for name, times in seconds.items()},
-        "compilation_s": {norm: first[f"{norm}, compiled"] for norm in NORMS},
-        **{title: ratio(seconds[one], seconds[other]) for title, (one, other) in against.items()},
+        "ms": {name: median_ms(times) for name, times in seconds.items()},
+        "compilation_s": {norm: first_step[f"{norm}, compiled"] for norm in NORMS},
+        **{title: ratio(seconds[name], seconds[base]) for title, (name, base) in RATIOS.items()},
     }
-
-
-def rows_of(title: str, found: dict) -> list[list[str]]:
-    rows = [[title, ""], *([f"{name}, ms", f"{value:.1f}"] for name, value in found["ms"].items())]
-    rows += [[f"{norm}: first compiled step, s", f"{value:.0f}"] for norm, value in found["compilation_s"].items()]
-    return rows + [[name, shown(value)] for name, value in found.items() if "ratio" in value]

@@ -1,4 +1,4 @@
-"""What a benchmark ran on: kinds and versions, nothing that names a machine or a place on it."""
+"""Description of the machine that a benchmark ran on: hardware and versions, but neither host name nor paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from utils.packages import version
 from utils.run.records import commit
 
-CPU_FACTS = Path("/proc/cpuinfo")
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 def description(threads: int) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def description(threads: int) -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": threads,
-        "load": round(os.getloadavg()[0], 1),  # of the last minute: the benchmark's own threads, and what ran beside it
+        "load": round(os.getloadavg()[0], 1),  # over the last minute, the benchmark's own threads included
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "triton": version("triton"),
@@ -32,12 +32,12 @@ def description(threads: int) -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", CPU_FACTS.read_text(), re.MULTILINE) if CPU_FACTS.exists() else None
-    return found[1] if found else platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*:\s*(.+)$", CPU_INFO.read_text(), re.MULTILINE) if CPU_INFO.exists() else None
+    return model[1] if model else platform.processor() or platform.machine()
 
 
 def has_bfloat16() -> bool:
-    """In hardware, so that it may be faster."""
+    """Return whether the hardware computes in bfloat16, so that it may be faster."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported() if hasattr(torch.cpu, "_is_avx512_bf16_supported") else False
+    return hasattr(torch.cpu, "_is_avx512_bf16_supported") and torch.cpu._is_avx512_bf16_supported()

@@ -379,9 +379,9 @@ def test_a_layer_trains_once_in_a_forward_and_never_outside_of_one():
         layer(x)
     with pytest.raises(RuntimeError, match="trains once"):
         run_forward(shared, [layer, layer], [x, x])
-    assert layer.updates == 0
+    assert layer.num_batches_tracked == 0
     run_forward(shared, [layer], [x])
-    assert layer.updates == 1
+    assert layer.num_batches_tracked == 1
     with pytest.raises(RuntimeError, match="trains once"):
         layer(x)
     layer.eval()(x)

@@ -12,14 +12,12 @@ EPS = 1e-5
 SHAPE = (7, 3, 4, 5)
 TASKS = np.array([3, 0, 0, 3, 1, 0, 0])  # task 2 is absent
 BALANCED = np.array([1 / 6, 1 / 12, 1 / 12, 1 / 6, 1 / 3, 1 / 12, 1 / 12])
-LAYOUTS = {"nchw": torch.contiguous_format, "channels-last": torch.channels_last}
 NORMS = ("bnt", "tbbn", "cma")
 each_impl = pytest.mark.parametrize("impl", NORM_IMPLS)
-both_layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 each_norm = pytest.mark.parametrize("norm", NORMS)
 
 
-def batches(count: int, shape=SHAPE, layout=torch.contiguous_format) -> list[torch.Tensor]:
+def batches(count: int, shape=SHAPE) -> list[torch.Tensor]:
     """Samples of different means, so that weights matter."""
     draw = torch.Generator().manual_seed(4)
     space = (1,) * (len(shape) - 1)
@@ -27,7 +25,7 @@ def batches(count: int, shape=SHAPE, layout=torch.contiguous_format) -> list[tor
     for _ in range(count):
         centers = 2 * torch.randn(shape[0], *space, dtype=torch.float64, generator=draw)
         found.append(torch.randn(shape, dtype=torch.float64, generator=draw) + centers)
-    return [batch.contiguous(memory_format=layout) if len(shape) == 4 else batch for batch in found]
+    return found
 
 
 def direction_for(x: torch.Tensor) -> torch.Tensor:
@@ -106,9 +104,8 @@ def assert_evaluates_plainly(layer, x) -> None:
 
 
 @each_impl
-@both_layouts
-def test_bnt_trains_like_batch_norm_and_balances_what_it_remembers(impl, layout):
-    *inputs, unseen = batches(4, layout=layout)
+def test_bnt_trains_like_batch_norm_and_balances_what_it_remembers(impl):
+    *inputs, unseen = batches(4)
     layer, twin = assert_steps_of_batch_norm("bnt", impl, inputs, TASKS)
     assert_balanced_running(layer, inputs)
     assert (layer.running_mean - twin.running_mean).abs().max() > 0.01
@@ -119,9 +116,8 @@ def test_bnt_trains_like_batch_norm_and_balances_what_it_remembers(impl, layout)
 
 
 @each_impl
-@both_layouts
-def test_tbbn_against_numpy(impl, layout):
-    *inputs, unseen = batches(4, layout=layout)
+def test_tbbn_against_numpy(impl):
+    *inputs, unseen = batches(4)
     shared, [layer] = made("tbbn", impl)
     gamma, beta = layer.weight.detach().clone(), layer.bias.detach().clone()
     for x in inputs:
@@ -162,10 +158,9 @@ def test_tbbn_of_equally_many_samples_is_batch_norm(impl):
 
 
 @each_impl
-@both_layouts
 @pytest.mark.parametrize("tasks", [None, TASKS], ids=["no tasks", "tasks"])
-def test_cma_is_batch_norm_with_a_cumulative_average(impl, layout, tasks):
-    *inputs, unseen = batches(5, layout=layout)
+def test_cma_is_batch_norm_with_a_cumulative_average(impl, tasks):
+    *inputs, unseen = batches(5)
     layer, twin = assert_steps_of_batch_norm("cma", impl, inputs, tasks, momentum=None)
     assert_close(layer.running_mean, twin.running_mean)
     assert_close(layer.running_var, twin.running_var)

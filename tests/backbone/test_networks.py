@@ -28,8 +28,8 @@ class RecordingFactory:
         return self.layers[-1]
 
 
-def small_resnet(size: int, stem: str = "auto", factory=None) -> ResNet18:
-    return ResNet18((3, size, size), 10, factory or norm_factory("bn"), num_filters=4, stem=stem)
+def small_resnet(size: int, factory=None) -> ResNet18:
+    return ResNet18((3, size, size), 10, factory or norm_factory("bn"), num_filters=4)
 
 
 def images(size: int, count: int = 2) -> torch.Tensor:
@@ -44,7 +44,7 @@ def test_resnet18_has_20_norm_layers():
 
 
 def test_resnet18_is_the_usual_one_for_cifar():
-    net = ResNet18((3, 32, 32), 10, norm_factory("bn"), num_filters=64, stem="auto")
+    net = ResNet18((3, 32, 32), 10, norm_factory("bn"), num_filters=64)
     assert sum(p.numel() for p in net.parameters()) == 11_173_962
     assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == 20
 
@@ -68,11 +68,6 @@ def test_resnet18_output_and_feature_shapes(size, sides):
     shapes = [(2, c, side, side) for c, side in zip(channels, sides, strict=True)]
     assert [feature.shape for feature in output.features] == shapes
     assert net.n_feature_maps == len(shapes)
-
-
-def test_the_stem_can_be_chosen():
-    assert small_resnet(32, stem="7x7").output(images(32)).features[1].shape == (2, 4, 8, 8)
-    assert small_resnet(128, stem="3x3").output(images(128)).features[1].shape == (2, 4, 128, 128)
 
 
 def test_features_are_taken_before_the_relu():
@@ -113,7 +108,7 @@ def test_norms_are_told_the_size_they_see(size):
 
 def test_sizes_of_an_image_that_is_not_square():
     factory = RecordingFactory("ln")
-    net = ResNet18((3, 16, 41), 10, factory, num_filters=4, stem="auto")
+    net = ResNet18((3, 16, 41), 10, factory, num_filters=4)
     logits = net(torch.randn(2, 3, 16, 41))
     assert logits.shape == (2, 10)
     assert factory.asked[-1] == (32, (2, 6))

@@ -12,7 +12,7 @@ from backbone.norms import norm_factory
 from tests.helpers import CPU, build_run, make_spec, make_stream, run_config
 from utils.config.registry import NORMS
 from utils.run.training import Training
-from utils.step import Place
+from utils.step import StepIndex
 
 SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 8, 8), train_sizes=(12,) * 3)
 ALL_NORMS = sorted(NORMS.entries())
@@ -38,7 +38,7 @@ def train(method, stream, tasks, *, number: int = 0) -> int:
         method.begin_task(task, stream)
         method.net.train()
         for batch in stream.batches(task, 0, 0):
-            method.step(batch, Place(task, number))
+            method.step(batch, StepIndex(task, number))
             number += 1
     return number
 
@@ -63,7 +63,7 @@ def test_a_copy_goes_on_identically_and_shares_nothing(norm, when):
     batches = list(stream.batches(1, 0, 0))
     if when == "within":
         method.grow()
-        method.step(batches[0], Place(1, 3))
+        method.step(batches[0], StepIndex(1, 3))
     elif when == "after":
         train(method, stream, [1], number=3)
     untouched = deepcopy(method.net)
@@ -134,10 +134,10 @@ def test_a_layer_that_does_not_run_keeps_its_state(norm):
     assert {name: tensor.tolist() for name, tensor in net.norm2.state_dict().items()} == {
         name: tensor.tolist() for name, tensor in before.items()
     }
-    assert net.norm1.updates == net.norm3.updates == 1
+    assert net.norm1.num_batches_tracked == net.norm3.num_batches_tracked == 1
     net.skips = False
     assert net.output(x, tasks).norms.layers == (0, 1, 2)
-    assert (net.norm1.updates, net.norm2.updates) == (2, 1)
+    assert (net.norm1.num_batches_tracked, net.norm2.num_batches_tracked) == (2, 1)
 
 
 @pytest.mark.parametrize("norm", OTHERS)
@@ -175,7 +175,7 @@ def test_frozen_layers_are_left_alone(norm):
     for number, batch in enumerate(stream.batches(0, 1, 0)):
         method.net.train()
         frozen.eval()
-        method.step(batch, Place(0, 3 + number))
+        method.step(batch, StepIndex(0, 3 + number))
     assert all(torch.equal(tensor, before[name]) for name, tensor in frozen.state_dict().items())
 
 
@@ -187,7 +187,7 @@ def test_training_outside_a_forward_of_the_network_is_refused_in_words():
     twice.norm2 = twice.norm1
     with pytest.raises(RuntimeError, match="once in a network's forward"):
         twice.output(torch.randn(4, 3, 2, 2))
-    assert twice.norms.under_way is None  # and the next forward is not in its way
+    assert twice.norms.current_pass is None  # and the next forward is not in its way
 
 
 # --- counters ----------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_the_momentum_is_double_precision_whatever_the_network_is(dtype):
     fresh = TwoWays(norm_factory("adab2n"))
     fresh.load_state_dict(net.state_dict())
     assert fresh.norm1.eta.item() == eta
-    assert fresh.norm1.updates.item() == 5
+    assert fresh.norm1.num_batches_tracked.item() == 5
 
 
 def test_the_state_of_a_network_is_its_state_dict():

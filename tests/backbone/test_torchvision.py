@@ -14,13 +14,13 @@ from torchvision.ops import StochasticDepth
 import utils.run.execution
 from backbone.norms import NormFactory
 from backbone.torchvision import maps_of_norms
-from scripts.soak import outcome
-from utils.config.arguments import resolve
+from tests.outcomes import outcome
+from utils.config.resolve import resolve
 from utils.errors import UsageError
 from utils.run.build import build_network
 from utils.run.identity import run_name
 from utils.run.observers import Observer
-from utils.step import Place
+from utils.step import StepIndex
 
 ARCHS = ["resnet34", "mobilenet_v2", "regnet_y_400mf", "resnet50"]
 NORMS = ["bn", "ln", "in", "gn", "cn", "adab2n", "brn", "sn", "none", "bn_frozen"]
@@ -76,7 +76,7 @@ def test_builds_and_trains_a_step_with_every_norm(arch, norm, norm_layers, monke
     before, drawn_from = weights_of(net), torch.get_rng_state()
     method.grow()
     net.train()
-    step = method.step(next(stream.batches(0, 0, 0)), Place(0, 0))
+    step = method.step(next(stream.batches(0, 0, 0)), StepIndex(0, 0))
     assert torch.isfinite(step.loss)
     assert set(used.values()) == {1}
     assert len(used) == norm_layers[arch]
@@ -100,7 +100,7 @@ def test_replay_steps_draw_nothing_global():
     method.grow()
     net.train()
     before = torch.get_rng_state()
-    steps = [method.step(batch, Place(0, number)) for number, batch in enumerate(stream.batches(0, 0, 0))]
+    steps = [method.step(batch, StepIndex(0, number)) for number, batch in enumerate(stream.batches(0, 0, 0))]
     assert len(steps) == 4
     assert set(steps[-1].batches) == {"current", "logits", "labels"}
     assert torch.equal(torch.get_rng_state(), before)
@@ -172,7 +172,7 @@ def test_images_of_one_channel_are_grey():
     stream = make_stream(spec, batch_size=3)
     net, method = build_run(config_of("resnet18", "ln"), stream)
     method.grow()
-    assert torch.isfinite(method.step(next(stream.batches(0, 0, 0)), Place(0, 0)).loss)
+    assert torch.isfinite(method.step(next(stream.batches(0, 0, 0)), StepIndex(0, 0)).loss)
 
 
 def test_sizes_are_those_of_the_maps():
@@ -253,7 +253,7 @@ RUN += ["--arch", "resnet18", "--debug_mode", "--batch_size", "6", "--n_tasks", 
 
 class Stop(Observer):
     def on_step(self, step):
-        if step.place.step == 4:
+        if step.index.step == 4:
             signal.raise_signal(signal.SIGTERM)
 
 

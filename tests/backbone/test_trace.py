@@ -11,9 +11,9 @@ import torch
 
 from backbone.norms import norm_factory
 from tests.helpers import NORM_IMPLS, assert_close
-from utils.config.arguments import resolve
 from utils.config.registry import NORMS
-from utils.run.build import owned
+from utils.config.resolve import resolve
+from utils.run.build import option_values
 
 EPS = 1e-5
 STEP = 1e-30
@@ -224,7 +224,7 @@ def options_of(name: str) -> dict:
     if name not in ("official", "paper"):
         return SETTINGS[name]
     config = resolve({"model": "er", "norm": "adab2n", "dataset": "seq-digits", "fidelity": name, **COMMON})
-    return owned(NORMS.get("adab2n"), config)
+    return option_values(NORMS.get("adab2n"), config)
 
 
 def assert_equal(found, expected) -> None:
@@ -254,7 +254,7 @@ def test_trace(name, impl):
         for layer, mean, var in zip(product.layers, expected.mean, expected.var, strict=True):
             assert_equal(layer.running_mean, mean)
             assert_equal(layer.running_var, var)
-            assert layer.updates == expected.updates
+            assert layer.num_batches_tracked == expected.updates
             assert layer.eta.item() == pytest.approx(expected.etas[expected.updates], rel=1e-12)
         assert_equal(torch.stack(list(product.shared.psi)).detach(), np.stack(expected.psi))
     assert_evaluates(product, expected.mean, expected.var)

@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from backbone.norms.kernels.compiled_passes import CompiledPasses, why_not
-from backbone.norms.kernels.fused import fused
-from backbone.norms.kernels.weighted import UNIFORM, SampleWeights, reference
+from backbone.adab2n.c_passes import compile_error
+from backbone.adab2n.weighted import UNIFORM, SampleWeights, weighted_batch_norm
 from tests.helpers import NEEDS_COMPILER, assert_close
 
 EPS = 1e-5
-LAYOUTS = {"nchw": torch.contiguous_format, "channels-last": torch.channels_last}
-compiled = partial(fused, passes=CompiledPasses)
-FAST = (fused,) if why_not() else (fused, compiled)
+reference, fused, compiled = (partial(weighted_batch_norm, impl=impl) for impl in ("reference", "fused", "compiled"))
+FAST = (fused,) if compile_error() else (fused, compiled)
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5}
 each_primitive = pytest.mark.parametrize(
     "primitive",
@@ -140,7 +138,6 @@ def cases(draw):
         "kind": draw(st.sampled_from(["uniform", "adaptive", "any"])),
         "within": draw(st.booleans()),
         "balanced": draw(st.booleans()),
-        "layout": draw(st.sampled_from(list(LAYOUTS))),
         "dtype": draw(st.sampled_from([torch.float64, torch.float32])),
         "seed": draw(st.integers(0, 10**6)),
     }
@@ -162,8 +159,6 @@ def results_of(primitive, case) -> dict[str, torch.Tensor]:
     """Everything that the primitive returns, and all gradients of a loss through output, mean and variance."""
     dtype, shape, seed = case["dtype"], case["shape"], case["seed"]
     a = spread_out(shape, seed).to(dtype)
-    if a.dim() == 4:
-        a = a.contiguous(memory_format=LAYOUTS[case["layout"]])
     leaves = {"a": a, "gamma": drawn(shape[1], seed=seed + 2, dtype=dtype) + 1.5, "beta": drawn(shape[1], dtype=dtype)}
     weights = weights_for(case["kind"], case["tasks"], seed)
     if weights is not None:
@@ -193,14 +188,12 @@ EXAMPLE = {
     "kind": "adaptive",
     "within": True,
     "balanced": True,
-    "layout": "channels-last",
     "dtype": torch.float64,
     "seed": 0,
 }
 
 WIDE = [
-    {"shape": (3, 70, 9, 9), "tasks": [0, 1, 0], "layout": layout, "dtype": dtype, "within": within, "balanced": within}
-    for layout in LAYOUTS
+    {"shape": (3, 70, 9, 9), "tasks": [0, 1, 0], "dtype": dtype, "within": within, "balanced": within}
     for dtype in BOUNDS
     for within in (False, True)
 ]
@@ -228,9 +221,8 @@ def assert_same_numbers(case) -> None:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_bits_of_compiled_passes_do_not_depend_on_the_threads(layout):
-    case = EXAMPLE | {"shape": (6, 70, 9, 9), "tasks": [0, 3, 3, 0, 1, 0], "within": False, "layout": layout}
+def test_bits_of_compiled_passes_do_not_depend_on_the_threads():
+    case = EXAMPLE | {"shape": (6, 70, 9, 9), "tasks": [0, 3, 3, 0, 1, 0], "within": False}
     case |= {"dtype": torch.float32, "balanced": False}
     results, threads = [], torch.get_num_threads()
     for count in (1, 2, 3):
@@ -291,9 +283,8 @@ def variance_by_torch(a: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "form", [pytest.param(name, marks=NEEDS_COMPILER if "compiled" in name else ()) for name in SOUND]
 )
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(20, 16, 32, 32), (20, 64, 4, 4), (8, 5, 7, 9), (32, 48, 1, 1)], ids=str)
-def test_variance_beside_a_large_mean(form, layout, shape):
+def test_variance_beside_a_large_mean(form, shape):
     """Mean 1e3, variance 1, float32: over five batches the error is at most twice that of nn.BatchNorm2d.
 
     In some layouts the latter sums in float64 and is right to the last bit. The compiled mixture, which runs use,
@@ -302,7 +293,7 @@ def test_variance_beside_a_large_mean(form, layout, shape):
     same_group = torch.full((shape[0], shape[0]), 1 / shape[0])
     errors, errors_of_torch = [], []
     for seed in range(5):
-        a = (drawn(*shape, seed=seed) + 1e3).float().contiguous(memory_format=LAYOUTS[layout])
+        a = (drawn(*shape, seed=seed) + 1e3).float()
         exact = a.double().var((0, 2, 3), correction=0)
         errors.append((SOUND[form](a, same_group).sigma2 - exact).abs().max().item())
         errors_of_torch.append((variance_by_torch(a) - exact).abs().max().item())
@@ -310,12 +301,11 @@ def test_variance_beside_a_large_mean(form, layout, shape):
     assert max(errors) <= max(2 * max(errors_of_torch), granted)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_variances_within_tasks_far_apart(layout):
+def test_variances_within_tasks_far_apart():
     """Means 1e3 apart and variance 1: about the common mean there would be nothing left of it in float32."""
     tasks = [0, 1, 0, 2, 2, 1]
     a = (drawn(6, 3, 8, 8) + 1e3 * torch.tensor(tasks).view(-1, 1, 1, 1)).float()
-    a = a.contiguous(memory_format=LAYOUTS[layout])
+    a = a
     of_task = [a.double()[torch.tensor(tasks) == task].var((0, 2, 3), correction=0) for task in range(3)]
     by = SampleWeights(torch.tensor([0.1, 0.2, 0.1, 0.15, 0.15, 0.2]), averaging(tasks).float())
     expected = 0.2 * of_task[0] + 0.4 * of_task[1] + 0.3 * of_task[2]
@@ -323,7 +313,7 @@ def test_variances_within_tasks_far_apart(layout):
         assert_close(primitive(a, by, *affine_of(a), EPS).sigma2, expected, atol=2e-4)
 
 
-# --- half precision, layouts, and what autograd may ask for --------------------------------------------------------
+# --- half precision, and what autograd may ask for --------------------------------------------------------
 
 
 def with_gradients(primitive, a, weights, same_group, g) -> dict[str, torch.Tensor]:
@@ -351,10 +341,9 @@ def autocast(primitive):
 
 @each_primitive
 @both_variances
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_bfloat16_under_autocast(primitive, within, layout):
+def test_bfloat16_under_autocast(primitive, within):
     """Only what has the size of the activation is rounded; statistics and small gradients stay float32."""
-    a, g = (drawn(5, 3, 6, 6, seed=seed).bfloat16().contiguous(memory_format=LAYOUTS[layout]) for seed in (0, 3))
+    a, g = (drawn(5, 3, 6, 6, seed=seed).bfloat16() for seed in (0, 3))
     weights, same_group = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
     expected = with_gradients(primitive, a.float(), weights, same_group, g.float())
     found = with_gradients(autocast(primitive), a, weights, same_group, g)
@@ -392,10 +381,9 @@ def test_input_that_is_not_contiguous(primitive, within, make):
 
 
 @both_variances
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_activation_larger_than_the_cache(within, layout):
+def test_activation_larger_than_the_cache(within):
     """2.6 million elements, which are worked on in pieces."""
-    a, g = (drawn_float32(5, 8, 256, 256).contiguous(memory_format=LAYOUTS[layout]) + shift for shift in (0.5, 1.0))
+    a, g = (drawn_float32(5, 8, 256, 256) + shift for shift in (0.5, 1.0))
     weights, same_group = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
     for fast in FAST:
         found = with_gradients(fast, a, weights, same_group, g)
@@ -404,13 +392,12 @@ def test_activation_larger_than_the_cache(within, layout):
 
 @pytest.mark.parametrize("primitive", [reference, fused])
 @both_variances
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_is_left_on_the_cpu(primitive, within, layout):
+def test_nothing_is_left_on_the_cpu(primitive, within):
     """Tensors without numbers on a device that need not exist: every operation still checks where they are."""
 
     def forward():
         with FakeTensorMode():
-            a = torch.empty(5, 3, 4, 6, device="cuda").contiguous(memory_format=LAYOUTS[layout])
+            a = torch.empty(5, 3, 4, 6, device="cuda")
             weights, gamma, beta = (torch.empty(size, device="cuda") for size in (5, 3, 3))
             same_group = torch.empty(5, 5, device="cuda") if within else None
             done = primitive(a, SampleWeights(weights, same_group), gamma, beta, EPS)
@@ -421,11 +408,10 @@ def test_nothing_is_left_on_the_cpu(primitive, within, layout):
         assert pool.submit(forward).result() == [("cuda", (5, 3, 4, 6)), ("cuda", (3,)), ("cuda", (3,))]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_gradient_in_another_layout_than_the_activation(layout):
-    a = drawn(5, 3, 4, 6).contiguous(memory_format=LAYOUTS[layout])
+def test_gradient_in_another_layout_than_the_activation():
+    a = drawn(5, 3, 4, 6)
     gradients = []
-    for g_layout in LAYOUTS.values():
+    for g_layout in (torch.contiguous_format, torch.channels_last):
         leaf = a.detach().requires_grad_()
         out = FAST[-1](leaf, SampleWeights(torch.tensor(WEIGHTS).double()), *affine_of(a), EPS).out
         gradients += torch.autograd.grad(out, leaf, drawn(*a.shape, seed=3).contiguous(memory_format=g_layout))

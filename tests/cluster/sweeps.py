@@ -1,27 +1,33 @@
-"""Small sweeps for the cluster tests."""
+"""What the cluster tests share: runs of some seconds and their expected results."""
 
-import json
 from pathlib import Path
 
-from scripts.reproduce.presets import SMOKE
-from scripts.reproduce.runs import Run, Runs
-
-LONG = {"norm": "bn", "dataset": "seq-digits", "backbone": "mlp", "hidden": 8, "batch_size": 64, "n_epochs": 60}
-LONG |= {"num_threads": 1}
+from tests.scripts.sweeps import TINY, Lines, results_of
+from utils.studies.launchers.local import LocalEngine
+from utils.studies.presets import SMOKE
+from utils.studies.runs import Run, Runs
+from utils.studies.sweep import sweep
 
 
 def long_runs(folder: Path, count: int, **more) -> tuple[Runs, list[Run]]:
-    """Runs of a few seconds that save a checkpoint every few steps."""
+    """Return runs of a few seconds that save a checkpoint every few steps."""
     runs = Runs(SMOKE, str(folder))
-    options = LONG | {"checkpoint_every": "3", "results_path": str(folder)} | more
+    options = TINY | {"n_epochs": 60, "checkpoint_every": "3", "results_path": str(folder)} | more
     return runs, [runs.run_with({"model": "er", **options, "seed": seed}) for seed in range(count)]
 
 
+def local_results(folder: Path, count: int) -> dict[str, dict]:
+    """Return the results of such runs by name, trained undisturbed on this machine."""
+    runs, wanted = long_runs(folder, count)
+    assert sweep(wanted, runs, LocalEngine(2, [], 1), retries=0, display=Lines()).exit_code == 0
+    return {run.name: results_of(run) for run in wanted}
+
+
 def owner_of(run: Run) -> int | None:
-    """The process that has a run."""
+    """Return the process that has a run."""
     try:
-        return json.loads((run.folder / "owner.json").read_text())["pid"]
-    except (OSError, ValueError):
+        return int((run.folder / "lock").read_text().split()[1])
+    except (OSError, IndexError):
         return None
 
 

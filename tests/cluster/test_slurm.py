@@ -5,20 +5,18 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from scripts.reproduce.launchers import slurm
-from scripts.reproduce.launchers.local import LocalEngine
-from scripts.reproduce.sweep import sweep
-from tests.cluster.sweeps import long_runs, owner_of, under_way
-from tests.scripts.sweeps import Told, results_of, wait_for
+from tests.cluster.sweeps import local_results, long_runs, owner_of, under_way
+from tests.scripts.sweeps import Lines, results_of, run_table8, wait_for
+from utils.studies.launchers.slurm import SlurmEngine
+from utils.studies.sweep import sweep
 
-ROOT = Path(__file__).resolve().parents[2]
 CONF = """ClusterName=t
 SlurmctldHost=localhost
 SlurmUser=root
@@ -81,15 +79,19 @@ def stop_daemons(base: Path) -> None:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The results of the same runs, undisturbed without Slurm."""
-    runs, wanted = long_runs(tmp_path_factory.mktemp("expected"), 3)
-    assert sweep(wanted, runs, LocalEngine(2, [], 1), retries=0, display=Told()).exit_code == 0
-    return {run.name: results_of(run) for run in wanted}
+    return local_results(tmp_path_factory.mktemp("expected"), 3)
 
 
-def submit(wanted, folder, sbatch_args: str = "") -> tuple[str, Path]:
-    return slurm.submit(wanted, folder / "slurm", retries=1, at_once=None, gpus=False, num_threads=1,
-                        sbatch_args=sbatch_args)  # fmt: skip
+def slurm_sweep(runs, wanted, folder, *, sbatch_args="", disturb=lambda job: None):
+    """(outcome, lines) of a sweep; `disturb` is called with the id of its job in another thread."""
+    engine = SlurmEngine(folder / "slurm", len(wanted), retries=1, at_once=None, gpus=False, num_threads=1,
+                         sbatch_args=sbatch_args)  # fmt: skip
+    display = Lines()
+    thread = threading.Thread(target=lambda: disturb(wait_for(lambda: engine.job)))
+    thread.start()
+    outcome = sweep(wanted, runs, engine, retries=0, display=display)
+    thread.join()
+    return outcome, display.lines
 
 
 def restarts(job: str, index: int) -> int:
@@ -97,74 +99,67 @@ def restarts(job: str, index: int) -> int:
     return int(shown.stdout.split("Restarts=")[1].split()[0])
 
 
-def test_array_job_runs_everything(expected, tmp_path):
+def test_array_job_runs_everything_and_a_requeued_task_resumes(expected, tmp_path):
     runs, wanted = long_runs(tmp_path, 3)
-    job, manifest = submit(wanted, tmp_path)
-    outcome = slurm.follow(job, manifest, wanted, runs, Told())
+
+    def requeue(job):
+        index = wait_for(lambda: [index for index, run in enumerate(wanted) if under_way(run)])[0]
+        subprocess.run(["scontrol", "requeue", f"{job}_{index}"], check=True)
+
+    outcome, _ = slurm_sweep(runs, wanted, tmp_path, disturb=requeue)
     assert (sorted(outcome.done), outcome.failed) == (sorted(expected), {})
     assert {run.name: results_of(run) for run in wanted} == expected
-
-
-def test_requeued_task_goes_on_from_its_checkpoint(expected, tmp_path):
-    runs, wanted = long_runs(tmp_path, 3)
-    job, manifest = submit(wanted, tmp_path)
-    index, victim = wait_for(lambda: [(n, run) for n, run in enumerate(wanted) if under_way(run)])[0]
-    subprocess.run(["scontrol", "requeue", f"{job}_{index}"], check=True)
-    outcome = slurm.follow(job, manifest, wanted, runs, Told())
-    assert (len(outcome.done), outcome.failed) == (3, {})
-    assert {run.name: results_of(run) for run in wanted} == expected
-    assert victim.log.read_text().count("record: ") == 1
+    assert {run.log.read_text().count("record: ") for run in wanted} == {1}
+    [commands] = tmp_path.glob("slurm/*/commands.txt")
+    assert len(commands.read_text().splitlines()) == 3
 
 
 def test_time_limit_costs_nothing(tmp_path):
-    """Longer than its limit of a minute: it is told in time, saves, queues itself again and goes on."""
+    """A run longer than its limit of a minute saves, queues itself again and resumes."""
     runs, [run] = long_runs(tmp_path, 1, n_epochs=4000, checkpoint_every="300s")
-    job, manifest = submit([run], tmp_path, "--time=1 --signal=B:TERM@10")
-    wait_for(lambda: restarts(job, 0) >= 1, 240)
-    [checkpoint, *_] = sorted(run.folder.glob("checkpoint-*.pt"))
-    assert "stopped by SIGTERM" in run.log.read_text()
-    step = int(checkpoint.stem.split("-")[1])
-    assert step > 0
-    wait_for(lambda: owner_of(run) is not None, 120)
-    subprocess.run(["scontrol", "update", f"jobid={job}_0", "timelimit=30"], check=True)
-    outcome = slurm.follow(job, manifest, [run], runs, Told())
+
+    def extend_second_attempt(job):
+        wait_for(lambda: restarts(job, 0) >= 1 and any(run.folder.glob("checkpoint-*.pt")), 600)
+        wait_for(lambda: owner_of(run) is not None, 120)
+        subprocess.run(["scontrol", "update", f"jobid={job}_0", "timelimit=30"], check=True)
+
+    outcome, _ = slurm_sweep(
+        runs, [run], tmp_path, sbatch_args="--time=1 --signal=B:TERM@10", disturb=extend_second_attempt
+    )
     assert (outcome.done, outcome.failed) == ([run.name], {})
+    assert "stopped by SIGTERM" in run.log.read_text()
     assert run.log.read_text().count("record: ") == 1
 
 
+def test_failed_run_is_tried_again_and_reported(tmp_path):
+    runs, [run] = long_runs(tmp_path, 1, lr=1e30)
+    outcome, lines = slurm_sweep(runs, [run], tmp_path)
+    assert list(outcome.failed) == [run.name]
+    assert outcome.exit_code == 1
+    assert "diverged" in lines[-1]
+    assert run.log.read_text().count("error: the loss became") == 2
+    assert json.loads((run.folder / "record.json").read_text())["status"] == "failed"
+
+
 def test_interrupted_sweep_cancels_its_job_after_checkpoints(tmp_path):
-    command = [sys.executable, "-m", "scripts.reproduce", "run", "table8", "--preset", "smoke", "--launcher", "slurm",
-               "--results_path", str(tmp_path)]  # fmt: skip
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = run_table8(tmp_path, "--launcher", "slurm")
     wait_for(lambda: any(tmp_path.glob("runs/*/checkpoint-*.pt")))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=180)
     assert process.returncode == 130, err
     time.sleep(2)
     assert not subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=True).stdout.strip()
-    assert not list(tmp_path.glob("runs/*/owner.json"))
+    assert not any(path.read_text() for path in tmp_path.glob("runs/*/lock"))  # which name no owner
     unfinished = [path for path in tmp_path.glob("runs/*") if not (path / "record.json").exists()]
     assert any(list(path.glob("checkpoint-*.pt")) for path in unfinished)
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    _, err = process.communicate(timeout=300)
+    process = run_table8(tmp_path, "--launcher", "slurm", "--detach")
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert len(list(tmp_path.glob("runs/*/record.json"))) == 6
-
-
-def test_failed_run_is_reported(tmp_path):
-    runs, [run] = long_runs(tmp_path, 1, lr=1e30)
-    job, manifest = submit([run], tmp_path)
-    told = Told()
-    outcome = slurm.follow(job, manifest, [run], runs, told)
-    assert outcome.failed == {run.name: "left the queue unfinished"}
-    assert outcome.exit_code == 1
-    assert "the run diverged" in told.lines[-1]
-    assert json.loads((run.folder / "record.json").read_text())["status"] == "failed"
+    wait_for(lambda: len(list(tmp_path.glob("runs/*/record.json"))) == 6, 300)
 
 
 def test_bad_sbatch_argument_is_refused(tmp_path):
-    command = [sys.executable, "-m", "scripts.reproduce", "run", "table8", "--preset", "smoke", "--launcher", "slurm",
-               "--sbatch_args=--partition=nowhere", "--results_path", str(tmp_path)]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: sbatch refused: ")
+    process = run_table8(tmp_path, "--launcher", "slurm", "--sbatch_args=--partition=nowhere")
+    _, err = process.communicate()
+    assert process.returncode == 2
+    assert err.splitlines()[-1].startswith("error: sbatch refused: ")

@@ -14,6 +14,7 @@ from tests import released_inputs as released
 from tests import test_traces
 from tests.helpers import build_run, make_spec, make_stream, run_config
 from tests.models.test_compiled_step import steps_of
+from tests.scripts import test_bench
 
 FULL = 9  # of fifteen steps: not the first, nor the last of each of five tasks, which is smaller
 GENERATED = ("er_ace-bn", "derpp-adab2n")
@@ -83,3 +84,9 @@ def test_half_precision_in_a_graph(backend):
             norms = step.outputs["current"].norms
             assert {tensor.dtype for tensor in (*norms.means, *norms.variances, step.loss)} == {torch.float32}
     assert losses[True][:5] == pytest.approx(losses[False][:5], rel=0.02)
+
+
+@pytest.mark.parametrize(("subject", "generated"), [("compile", "eager"), ("kernels", "inductor")])
+def test_benchmark_at_a_tiny_size(subject, generated, backend, tmp_path, capsys):
+    backend(generated)
+    test_bench.check_subject(subject, tmp_path, capsys)

@@ -1,13 +1,11 @@
 """Trees of small images for `seq-folder`, and what it makes of them."""
 
-import os
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from datasets.seq_folder import SeqFolder
-from utils.config.arguments import resolve
+from utils.config.resolve import resolve
 from utils.errors import UsageError
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -53,11 +51,3 @@ def refusal(root, **flags):
         stream(root, **flags)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def change_unseen(path):
-    """Other content, with the size and the time of change as before."""
-    before, content = path.stat(), bytearray(path.read_bytes())
-    content[-1] ^= 255
-    path.write_bytes(content)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))

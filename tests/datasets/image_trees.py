@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from utils.config.registry import DATASETS
-from utils.run.build import Data
+from utils.run.build import StreamBuilder
 
 
 def pixels(seed, side: int = 256) -> np.ndarray:
@@ -36,7 +36,7 @@ def names(files) -> list[str]:
 
 
 def stream_of(config):
-    return Data(config).stream(torch.device("cpu"))
+    return StreamBuilder(config).stream(torch.device("cpu"))
 
 
 def facts(name: str):

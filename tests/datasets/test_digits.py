@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from datasets.seq_digits import IMAGES_PER_DIGIT, SeqDigits
-from utils.config.arguments import resolve
+from utils.config.resolve import resolve
 from utils.data.random import class_order, generator
 
 
@@ -111,11 +111,11 @@ def test_seed_zero_keeps_the_order_of_the_digits():
 
 def test_merged_stream_trains_on_everything_and_tests_task_by_task():
     apart = stream()
-    merged = apart.merged()
-    assert merged.train_sizes == [sum(apart.spec.train_sizes)]
-    assert len(merged.task_data(0)) == sum(apart.spec.train_sizes)
-    assert merged.task_data(0).images.data_ptr() == apart.train_data.images.data_ptr()
-    assert [len(task_data(merged, "test", task)) for task in range(5)] == list(apart.spec.test_sizes)
+    as_single_task = apart.as_single_task()
+    assert as_single_task.train_sizes == [sum(apart.spec.train_sizes)]
+    assert len(as_single_task.task_data(0)) == sum(apart.spec.train_sizes)
+    assert as_single_task.task_data(0).images.data_ptr() == apart.train_data.images.data_ptr()
+    assert [len(task_data(as_single_task, "test", task)) for task in range(5)] == list(apart.spec.test_sizes)
 
 
 @pytest.mark.parametrize("seed", [0, 4])

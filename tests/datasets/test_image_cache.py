@@ -9,16 +9,15 @@ import pytest
 import safetensors.numpy
 from safetensors import safe_open
 
-from datasets import image_cache, seq_folder
-from datasets.image_files import ImageFiles
-from tests.datasets.class_folders import caches, change_unseen, fill, pixels, refusal, save, stream
+from datasets import image_cache
+from tests.datasets.class_folders import caches, fill, pixels, refusal, save, stream
 
 
-def test_second_read_does_not_decode(tmp_path, monkeypatch):
+def test_second_start_reads_no_image(tmp_path, monkeypatch):
     fill(tmp_path)
     first = stream(tmp_path)
     assert len(caches(tmp_path)) == 1
-    monkeypatch.setattr(seq_folder, "decode", lambda *args: pytest.fail("decoded again"))
+    monkeypatch.setattr(image_cache, "read_file", lambda path: pytest.fail("read again"))
     second = stream(tmp_path)
     assert second.spec == first.spec
     assert np.array_equal(second.train_data.images, first.train_data.images)
@@ -33,18 +32,6 @@ def test_changed_file_is_decoded_again(tmp_path):
     assert (after.train_data.images[0] == 9).all()
     assert after.spec.fingerprint != before.spec.fingerprint
     assert after.spec.mean != before.spec.mean
-
-
-def test_changed_file_of_the_same_length_is_decoded_again(tmp_path):
-    fill(tmp_path)
-    path = tmp_path / "train/ant/0.bmp"
-    save(path, np.full((8, 8, 3), 1, dtype=np.uint8))
-    length, before = path.stat().st_size, stream(tmp_path)
-    save(path, np.full((8, 8, 3), 9, dtype=np.uint8))
-    assert path.stat().st_size == length
-    after = stream(tmp_path)
-    assert (after.train_data.images[0] == 9).all()
-    assert after.spec.fingerprint != before.spec.fingerprint
 
 
 def test_added_file_is_decoded(tmp_path):
@@ -75,12 +62,6 @@ def test_cache_path_leaves_the_images_folder_untouched(tmp_path):
     stream(images, cache_path=str(cache))
     assert sorted(path.name for path in images.iterdir()) == ["test", "train"]
     assert len(caches(cache)) == 1
-
-
-def test_cache_that_cannot_be_written_names_the_flag(tmp_path):
-    fill(tmp_path)
-    (tmp_path / "file").write_text("in the way")
-    assert "--cache_path" in refusal(tmp_path, cache_path=str(tmp_path / "file"))
 
 
 def flipped_pixel(cache):
@@ -143,68 +124,9 @@ def test_damaged_cache_is_told_and_decoded_again(tmp_path, capsys, damage):
         assert np.array_equal(mine.images, theirs.images)
         assert np.array_equal(mine.labels, theirs.labels)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"note: the image cache {cache} is damaged: the images are decoded again"
-    assert cache.read_bytes() == whole
-
-
-def foreign(tmp_path):
-    other = tmp_path / "other"
-    fill(other, seed=1)
-    stream(other)
-    (path,) = other.glob("*.digest")
-    return path.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [lambda _: b"", lambda _: b"\xff\0\xfe" * 9, lambda _: b"0123456789abcdef", lambda _: b"a b\n", foreign],
-    ids=["empty", "binary", "as older code wrote it", "text", "of other images"],
-)
-def test_digest_file_that_is_not_ours_is_written_anew(tmp_path, content):
-    fill(tmp_path / "images")
-    first = stream(tmp_path / "images")
-    (path,) = (tmp_path / "images").glob("*.digest")
-    whole = path.read_bytes()
-    path.write_bytes(content(tmp_path))
-    assert stream(tmp_path / "images").spec == first.spec
-    assert path.read_bytes() == whole
-    assert len(caches(tmp_path / "images")) == 1
-
-
-def test_kept_digest_saves_reading_the_files(tmp_path, monkeypatch):
-    fill(tmp_path)
-    first = stream(tmp_path)
-    monkeypatch.setattr(ImageFiles, "content_digest", lambda files: pytest.fail("read again"))
-    assert stream(tmp_path).spec == first.spec
-
-
-def test_content_changed_behind_size_and_time_shows_only_when_verified(tmp_path, capsys):
-    fill(tmp_path)
-    path = tmp_path / "train/ant/0.bmp"
-    save(path, np.full((8, 8, 3), 9, dtype=np.uint8))
-    before = stream(tmp_path)
-    assert stream(tmp_path, verify_data=True).spec == before.spec
-    change_unseen(path)
-    assert stream(tmp_path).spec == before.spec
-    assert capsys.readouterr().err == ""
-    after = stream(tmp_path, verify_data=True)
-    assert after.spec.fingerprint != before.spec.fingerprint
-    assert (after.train_data.images[0] != 9).sum() == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"note: images in {tmp_path} changed, though their sizes and times did not")
-    assert stream(tmp_path).spec == stream(tmp_path, verify_data=True).spec == after.spec
-    assert capsys.readouterr().err == ""
-
-
-def test_content_changed_behind_size_and_time_is_not_decoded_under_the_old_digest(tmp_path):
-    fill(tmp_path)
-    path = tmp_path / "train/ant/0.bmp"
-    save(path, np.full((8, 8, 3), 9, dtype=np.uint8))
+    assert str(cache) in line
     stream(tmp_path)
-    change_unseen(path)
-    assert "add --verify_data" in refusal(tmp_path, image_size=4)
-    assert len(caches(tmp_path)) == 1
-    assert len(stream(tmp_path, image_size=4, verify_data=True).train_data) == 13
+    assert capsys.readouterr().err == ""
 
 
 def test_failed_decoding_leaves_no_cache(tmp_path):
@@ -220,20 +142,36 @@ def _die_in_the_middle_of_writing(root: Path) -> None:
     stream(root)
 
 
-def test_next_run_removes_what_killed_ones_left(tmp_path):
+def test_cache_that_cannot_be_written_costs_time_only(tmp_path, capsys):
     fill(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    found = stream(tmp_path, cache_path=str(tmp_path / "file"))
+    assert len(found.train_data) == 12
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--cache_path" in line
+
+
+def test_every_image_is_read_once(tmp_path, monkeypatch):
+    fill(tmp_path)
+    read, read_file = [], image_cache.read_file
+    monkeypatch.setattr(image_cache, "read_file", lambda path: read.append(path) or read_file(path))
+    first = stream(tmp_path)
+    assert len(read) == len({*read}) == 20
+    monkeypatch.setattr(image_cache, "load", lambda *_, **__: None)
+    assert stream(tmp_path).spec == first.spec
+
+
+def test_next_run_removes_what_a_killed_one_left(tmp_path):
+    fill(tmp_path)
+    killed = multiprocessing.get_context("fork").Process(target=_die_in_the_middle_of_writing, args=(tmp_path,))
+    killed.start()
+    killed.join(60)
+    assert killed.exitcode == 9
+    assert len(list(tmp_path.glob(".*.tmp"))) == 1
+    assert caches(tmp_path) == []
     stream(tmp_path)
-    (cache,), (digest,) = caches(tmp_path), tmp_path.glob("*.digest")
-    for missing in (cache, digest):
-        missing.unlink()
-        killed = multiprocessing.get_context("fork").Process(target=_die_in_the_middle_of_writing, args=(tmp_path,))
-        killed.start()
-        killed.join(60)
-        assert killed.exitcode == 9
-        (left,) = tmp_path.glob(".*.tmp")
-        assert left.name.startswith(f".{missing.name}.")
-        stream(tmp_path)
-        assert not list(tmp_path.glob(".*.tmp"))
+    assert not list(tmp_path.glob(".*.tmp"))
+    assert len(caches(tmp_path)) == 1
 
 
 def test_folder_gets_one_lock_file(tmp_path):
@@ -246,14 +184,14 @@ def test_folder_gets_one_lock_file(tmp_path):
 
 
 def _read_and_count(root: Path, together, counter: Path) -> None:
-    decode = seq_folder.decode
+    read_file = image_cache.read_file
 
-    def counted(path, size):
+    def counted(path):
         with open(counter, "a") as file:
             file.write("x")
-        return decode(path, size)
+        return read_file(path)
 
-    seq_folder.decode = counted
+    image_cache.read_file = counted
     together.wait()
     assert len(stream(root).train_data) == 12
 

@@ -16,8 +16,8 @@ from datasets.mnist import FILES, read_idx
 from datasets.perm_mnist import PermMnist
 from datasets.rot_mnist import RotMnist
 from datasets.seq_mnist import SeqMnist
-from utils.config.arguments import resolve
-from utils.errors import UsageError
+from utils.config.resolve import resolve
+from utils.errors import DataMissing, UsageError
 
 DATASETS = {"perm-mnist": PermMnist, "rot-mnist": RotMnist, "seq-mnist": SeqMnist}
 TRAIN_SIZES, TEST_SIZES = np.arange(3, 13), np.arange(12, 2, -1)
@@ -28,9 +28,8 @@ def idx(array):
     return struct.pack(">HBB", 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-@pytest.fixture
-def raw(monkeypatch):
-    """A small MNIST, whose digest and sizes are expected."""
+def shrink(monkeypatch):
+    """Expect a small MNIST, and return it."""
     draw = np.random.default_rng(1)
     arrays = []
     for sizes in (TRAIN_SIZES, TEST_SIZES):
@@ -41,6 +40,11 @@ def raw(monkeypatch):
     monkeypatch.setattr(mnist, "TEST_SIZES", TEST_SIZES)
     monkeypatch.setattr(mnist, "CONTENT", content_digest(by_content(raw)))
     return raw
+
+
+@pytest.fixture
+def raw(monkeypatch):
+    return shrink(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -71,13 +75,6 @@ def stream(base_path, name="seq-mnist", **flags):
     config = resolve({"model": "sgd", "dataset": name, "base_path": str(base_path), **flags})
     dataset = DATASETS[name]()
     return dataset.stream(config, dataset.spec(config))
-
-
-def refusal(base_path, kind=UsageError):
-    with pytest.raises(kind) as caught:
-        stream(base_path)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def check_content(raw, found):
@@ -134,69 +131,17 @@ def test_what_is_nowhere_is_downloaded_where_torchvision_puts_it(tmp_path, raw, 
 
 
 def test_failed_download_says_what_to_put_where_and_leaves_nothing(tmp_path, raw):
-    message = refusal(tmp_path / "new")
+    with pytest.raises(DataMissing) as caught:
+        stream(tmp_path / "new")
     for words in (*FILES, str(tmp_path / "new/MNIST"), "--base_path"):
-        assert words in message
+        assert words in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("missing", FILES)
-def test_missing_file_is_named_and_nothing_is_downloaded(tmp_path, raw, missing, monkeypatch):
-    monkeypatch.setattr(torchvision.datasets.MNIST, "download", lambda self: pytest.fail("downloaded"))
-    write(tmp_path / "MNIST", raw)
-    (tmp_path / "MNIST" / missing).unlink()
-    message = refusal(tmp_path)
-    assert f"{tmp_path / 'MNIST'} has some files of MNIST, but not {missing}" in message
-
-
-def changed(content, place, byte):
-    return content[:place] + bytes([byte]) + content[place + 1 :]
-
-
-IMAGES, LABELS = FILES[0], FILES[3]
 N_TRAIN, N_TEST = int(TRAIN_SIZES.sum()), int(TEST_SIZES.sum())
-DAMAGES = {
-    "another type": (IMAGES, lambda content: changed(content, 2, 0x0D), "starts with 00000d03 instead of 00000803"),
-    "labels for images": (IMAGES, lambda content: changed(content, 3, 1), "starts with 00000801 instead of 00000803"),
-    "no idx": (IMAGES, lambda content: b"<html>", "starts with 3c68746d instead of"),
-    "empty": (LABELS, lambda content: b"", "starts with nothing instead of 00000801"),
-    "head cut off": (IMAGES, lambda content: content[:10], f"half a shape instead of [{N_TRAIN}, 28, 28]"),
-    "fewer images": (IMAGES, lambda content: changed(content, 7, 9), f"[9, 28, 28] instead of [{N_TRAIN}, 28, 28]"),
-    "larger images": (IMAGES, lambda content: changed(content, 11, 32), f"[{N_TRAIN}, 32, 28] instead of"),
-    "cut off": (LABELS, lambda content: content[:-3], f"is cut off after {N_TEST - 3} of {N_TEST} bytes"),
-    "too long": (LABELS, lambda content: content + b"\0", f"goes on after {N_TEST} of {N_TEST} bytes"),
-    "label 10": (LABELS, lambda content: changed(content, 20, 10), "has the label 10: digits are 0 to 9"),
-}
-
-
-@pytest.mark.parametrize("gzipped", [False, True])
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_file_is_named(tmp_path, raw, damage, gzipped):
-    name, break_it, words = DAMAGES[damage]
-    write(tmp_path, raw, gzipped=[name] if gzipped else [], **{name: break_it(contents(raw)[name])})
-    message = refusal(tmp_path)
-    assert words in message
-    assert str(tmp_path / name) in message
-
-
-@pytest.mark.parametrize("keep", [0, 5, 40, -12, -1])
-def test_damaged_compression_is_named(tmp_path, raw, keep):
-    write(tmp_path, raw, gzipped=FILES)
-    victim = tmp_path / f"{IMAGES}.gz"
-    victim.write_bytes(victim.read_bytes()[:keep])
-    assert f"{victim}" in refusal(tmp_path)
-    victim.write_bytes(b"plain text")
-    assert f"cannot read {victim}" in refusal(tmp_path)
-
-
-def test_another_pixel_or_label_is_refused(tmp_path, raw):
-    for name in FILES:
-        content = contents(raw)[name]
-        write(tmp_path, raw, **{name: changed(content, len(content) - 1, (content[-1] + 1) % 10)})
-        assert f"the images in {tmp_path} are not those of MNIST" in refusal(tmp_path)
 
 
 def test_no_more_is_read_than_the_shape_takes(tmp_path):
@@ -205,7 +150,7 @@ def test_no_more_is_read_than_the_shape_takes(tmp_path):
         file.write(idx(np.zeros(4, np.uint8)))
         for _ in range(64):
             file.write(bytes(2**20))
-    with pytest.raises(UsageError, match="goes on after 4 of 4 bytes"):
+    with pytest.raises(UsageError, match="too long"):
         read_idx(bomb, (4,))
 
 

@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 
 from datasets.perm_digits import PermDigits
 from datasets.permuted import permuted
-from utils.config.arguments import resolve
+from utils.config.resolve import resolve
 from utils.data.random import generator
 
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from datasets.rot_mnist import CHUNK, RotMnist, angle, rotated, rotation
-from utils.config.arguments import resolve
+from utils.config.resolve import resolve
 
 
 def images(count=3, side=28):

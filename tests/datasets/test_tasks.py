@@ -5,15 +5,15 @@ import pytest
 import torch
 from helpers import CPU, build_run, make_spec, make_stream, run_config
 
-from datasets.dataset import listed
+from datasets.dataset import class_indices
 from datasets.seq_cifar10 import SeqCifar10
 from datasets.seq_digits import SeqDigits
 from tests.datasets import class_folders
-from utils.config.arguments import identity_options, resolve
 from utils.config.parser import parse
 from utils.config.registry import MODELS
+from utils.config.resolve import identity_options, resolve
 from utils.errors import UsageError
-from utils.run.build import Data, epoch_sizes
+from utils.run.build import StreamBuilder, epoch_sizes
 from utils.run.evaluation import accuracies
 
 UNEQUAL = (5, 1, 3, 1)
@@ -24,7 +24,7 @@ def config_of(*words):
 
 
 def stream_of(*words):
-    return Data(config_of(*words)).stream(CPU)
+    return StreamBuilder(config_of(*words)).stream(CPU)
 
 
 def refusal(*words):
@@ -88,15 +88,15 @@ def test_without_it_no_run_is_renamed():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--task_classes", "5,4"], "--task_classes are 9 classes in all, and seq-digits has 10"),
-        (["--task_classes", "11"], "are 11 classes in all"),
-        (["--task_classes", "5,0,5"], "must be numbers of classes such as 50,10,10; got '5,0,5'"),
-        (["--task_classes", "5,-1,6"], "must be numbers of classes"),
-        (["--task_classes", "5,,5"], "must be numbers of classes"),
-        (["--task_classes", "5.0,5"], "must be numbers of classes"),
-        (["--task_classes", "9" * 5000], "must be numbers of classes"),
-        (["--task_classes", "5,5", "--n_tasks", "5"], "--task_classes is 2 tasks, not --n_tasks 5: leave that out"),
-        (["--task_classes", "5,5", "--dataset", "perm-digits"], "not of --dataset perm-digits"),
+        (["--task_classes", "5,4"], "--task_classes sum to 9"),
+        (["--task_classes", "11"], "--task_classes sum to 11"),
+        (["--task_classes", "5,0,5"], "'5,0,5'"),
+        (["--task_classes", "5,-1,6"], "numbers of classes"),
+        (["--task_classes", "5,,5"], "numbers of classes"),
+        (["--task_classes", "5.0,5"], "numbers of classes"),
+        (["--task_classes", "9" * 5000], "numbers of classes"),
+        (["--task_classes", "5,5", "--n_tasks", "5"], "--n_tasks 5"),
+        (["--task_classes", "5,5", "--dataset", "perm-digits"], "--dataset perm-digits"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(words, told):
@@ -151,7 +151,7 @@ def test_icarl_s_exemplars_and_steps():
     for task, held in enumerate([20, 18, 18, 20]):
         method.grow()
         method.end_task(task, stream)
-        counts = np.bincount(method.buffer.everything().labels_host, minlength=10)
+        counts = np.bincount(method.buffer.all_samples().labels_host, minlength=10)
         assert counts.sum() == held
         assert (counts[: UNEQUAL[0]] == 20 // sum(UNEQUAL[: task + 1])).all()
 
@@ -204,9 +204,9 @@ def test_classes_may_have_names(tmp_path):
 
 def test_names_win_over_indices_where_both_would_fit():
     numbers = [str(number) for number in range(11)]
-    assert listed(numbers, sorted(numbers), "x") == [0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 2]
-    assert listed(["10", "2", "1"], ["1", "10", "2"], "x") == [1, 2, 0]
-    assert listed(["2", "0", "1"], ["1", "10", "2"], "x") == [2, 0, 1]  # "0" is no name
+    assert class_indices(numbers, sorted(numbers), "x") == [0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 2]
+    assert class_indices(["10", "2", "1"], ["1", "10", "2"], "x") == [1, 2, 0]
+    assert class_indices(["2", "0", "1"], ["1", "10", "2"], "x") == [2, 0, 1]  # "0" is no name
 
 
 def test_content_of_the_file_is_the_identity(tmp_path):
@@ -222,13 +222,13 @@ def test_content_of_the_file_is_the_identity(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        (ORDER[:-1], "--class_order has 9 of the 10 classes of seq-digits; '7' is missing"),
-        ([*ORDER, 3], "--class_order has '3' more than once"),
-        ([*ORDER, 10], "'10' is no class of seq-digits"),
-        ([*ORDER[:-1], "seven"], "'seven' is no class of seq-digits; all are given by their names, or all by their"),
-        ([*ORDER[:-1], "-7"], "'-7' is no class"),
-        ([*ORDER[:-1], "7,8"], "'7,8' has a comma"),
-        ([], "--class_order has 0 of the 10 classes"),
+        (ORDER[:-1], "'7' is missing"),
+        ([*ORDER, 3], "'3' more than once"),
+        ([*ORDER, 10], "'10'"),
+        ([*ORDER[:-1], "seven"], "'seven'"),
+        ([*ORDER[:-1], "-7"], "'-7'"),
+        ([*ORDER[:-1], "7,8"], "comma"),
+        ([], "0 of the 10 classes"),
     ],
 )
 def test_file_that_is_no_order_is_refused(tmp_path, lines, told):
@@ -236,14 +236,13 @@ def test_file_that_is_no_order_is_refused(tmp_path, lines, told):
 
 
 def test_other_refusals(tmp_path):
-    assert "there is no file" in refusal("--class_order", str(tmp_path / "none"))
-    assert "there is no file" in refusal("--class_order", str(tmp_path))
+    assert "no file" in refusal("--class_order", str(tmp_path / "none"))
+    assert "no file" in refusal("--class_order", str(tmp_path))
     (tmp_path / "binary").write_bytes(bytes(range(256)))
     assert f"cannot read {tmp_path / 'binary'}" in refusal("--class_order", str(tmp_path / "binary"))
     order = write_order(tmp_path / "order")
-    told = "--class_order and --class_order_seed contradict each other: give one"
-    assert told in refusal("--class_order", order, "--class_order_seed", "0")
-    assert "not of --dataset perm-digits" in refusal("--class_order", order, "--dataset", "perm-digits")
+    assert "--class_order_seed" in refusal("--class_order", order, "--class_order_seed", "0")
+    assert "--dataset perm-digits" in refusal("--class_order", order, "--dataset", "perm-digits")
 
 
 def test_saved_network_brings_its_order_and_its_tasks(run_main, tmp_path):

@@ -12,12 +12,15 @@ from conftest import goes_on, runner
 
 import utils.run.execution
 import utils.run.training
-from scripts.soak import outcome
+from tests.outcomes import outcome
 from utils.run.checkpoints import verified_payload
 from utils.run.observers import Observer
 
 SMALL = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--batch_size", "40", "--log_every", "3"]
 SMALL += ["--checkpoint_every", "2", "--save_model"]
+
+
+TIMES = ("date", "seconds", "wall_seconds", "steps_per_second", "environment", "seal")  # of a record
 
 
 class Killed(BaseException):
@@ -32,9 +35,9 @@ class Steps(Observer):
         self.done, self.last = [], last
 
     def on_step(self, step):
-        if step.place.iteration == 0:
-            self.done.append(step.place.step)
-        if step.place.step == self.last:
+        if step.index.iteration == 0:
+            self.done.append(step.index.step)
+        if step.index.step == self.last:
             raise Killed
 
 

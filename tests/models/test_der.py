@@ -10,10 +10,9 @@ import torch
 
 from models.der import Der
 from tests.helpers import build_run, make_spec, make_stream, run_config, sample_numbers
-from tests.models.cut_off import assert_a_cut_off_run_ends_the_same
-from utils.step import Batch, Normalization, Output, Place, total
+from utils.step import Batch, Normalization, Output, StepIndex, total
 
-PLACE = Place(task=0, step=3)
+PLACE = StepIndex(task=0, step=3)
 
 
 def bare(**config) -> Der:
@@ -55,7 +54,7 @@ def test_there_is_one_draw_from_the_second_batch_on():
     stream = make_stream(make_spec())
     _, method = build_run(run_config("der"), stream)
     for step, batch in enumerate(stream.batches(0, 0, 0)):
-        done = method.step(batch, Place(0, step))
+        done = method.step(batch, StepIndex(0, step))
         assert {name: len(drawn) for name, drawn in done.batches.items()} == (
             {"current": len(batch)} | ({"logits": 4} if step else {})
         )
@@ -69,7 +68,7 @@ def test_stored_logits_are_those_of_the_observed_batch_before_the_step(norm):
     method.grow()
     for step, batch in enumerate(stream.batches(0, 0, 0)):
         before = deepcopy(net)
-        done = method.step(batch, Place(0, step))
+        done = method.step(batch, StepIndex(0, step))
         seen = list(done.batches.values()) if norm == "adab2n" else [done.batches["current"]]
         inputs = torch.cat([part.images for part in seen]).double() / 255
         tasks = torch.cat([part.tasks for part in seen])
@@ -79,8 +78,3 @@ def test_stored_logits_are_those_of_the_observed_batch_before_the_step(norm):
         for number, logits in zip(sample_numbers(batch.images), expected, strict=True):
             (slot,) = np.flatnonzero(held[: len(method.buffer)] == number)
             torch.testing.assert_close(method.buffer.logits[slot], logits, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("norm", ["bn", "adab2n"])
-def test_a_run_that_is_cut_off_ends_the_same(tmp_path, norm):
-    assert_a_cut_off_run_ends_the_same(tmp_path, "--model", "der", "--norm", norm, "--buffer_size", "50", at=(5, 8, 19))

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.helpers import make_spec, make_stream, run_config
 from utils.data.augment import Crop, Flip
 from utils.run.build import build_method, build_network
-from utils.run.evaluation import count_right
-from utils.run.statistics import at_test_time
-from utils.step import Place
+from utils.run.eval_statistics import eval_statistics_applied
+from utils.run.evaluation import count_correct
+from utils.step import StepIndex
 
 DEVICE = torch.device("meta")
 SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 16, 16), augmentation=(Crop(2), Flip()), train_sizes=(12,) * 3)
@@ -71,7 +71,7 @@ def in_second_task(model: str, norm: str, **options):
     method.grow()
     method.begin_task(0, stream)
     method.net.train()
-    method.step(next(stream.batches(0, 0, 0)), Place(0, 0))
+    method.step(next(stream.batches(0, 0, 0)), StepIndex(0, 0))
     method.grow()
     return method, stream
 
@@ -80,9 +80,9 @@ def copies_of_a_step(model: str, norm: str, **options) -> Copies:
     method, stream = in_second_task(model, norm, **options)
     batch = next(stream.batches(1, 0, 0))  # the order of an epoch is one copy for all its batches
     # Once before, so that constants are where they belong.
-    method.step(batch, Place(1, 1))
+    method.step(batch, StepIndex(1, 1))
     with Copies() as counted, no_blocking_copies():
-        step = method.step(batch, Place(1, 2))
+        step = method.step(batch, StepIndex(1, 2))
     assert step.loss.device == DEVICE
     return counted
 
@@ -129,7 +129,7 @@ def test_a_wait_would_be_noticed():
     method, stream = in_second_task("er_ace", "bn")
     method.adjust_gradients = lambda step: step.loss.item()
     with pytest.raises(RuntimeError, match="meta tensors"):
-        method.step(next(stream.batches(1, 0, 0)), Place(1, 1))
+        method.step(next(stream.batches(1, 0, 0)), StepIndex(1, 1))
 
 
 def test_a_copy_would_be_noticed():
@@ -150,6 +150,6 @@ def test_an_evaluation_waits_for_nothing_until_its_end(which):
     method, stream = in_second_task("derpp", "adab2n", eval_statistics=which)
     method.net.eval()
     confusion = torch.zeros(6, 6, dtype=torch.int64, device=DEVICE)
-    with torch.no_grad(), at_test_time(method):
-        right = torch.stack([count_right(method, stream, task, confusion) for task in range(3)])
+    with torch.no_grad(), eval_statistics_applied(method):
+        right = torch.stack([count_correct(method, stream, task, confusion) for task in range(3)])
     assert (right.shape, right.device) == ((3, 2), DEVICE)

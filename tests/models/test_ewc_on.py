@@ -9,10 +9,9 @@ import torch
 
 from models.ewc_on import EwcOnline
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config
-from tests.models.cut_off import assert_a_cut_off_run_ends_the_same
 from utils.data.augment import Crop, Flip
-from utils.data.stream import Split, TensorStream, ranges
-from utils.step import Batch, Normalization, Output, Place
+from utils.data.stream import TensorStream, make_batch, ranges
+from utils.step import Batch, Normalization, Output, StepIndex
 
 EPS = 1e-5
 MEAN, STD = 0.3, 0.4
@@ -41,7 +40,7 @@ def test_importance_of_a_linear_network_by_hand():
     Biases: (1/4 9/16 + 3/4 1/16) / 2 = 3/32. Weights, with x^2 = 4 and 16: (9/16 + 12/16) / 2 = 21/32."""
     spec = make_spec(image_shape=(1, 1, 1), mean=(0.0,), std=(1 / 255,), n_tasks=1, n_classes=2, train_sizes=(2,))
     images, labels = torch.tensor([2, 4], dtype=torch.uint8).view(2, 1, 1, 1), np.array([0, 1])
-    data = Split(images, torch.from_numpy(labels), labels)
+    data = make_batch(images.numpy(), labels)
     stream = TensorStream(spec, data, data, ranges((2,)), ranges((2,)), seed=0, batch_size=2)
     augment = SimpleNamespace(normalize=lambda images: images.double(), scale=torch.ones(1))
     method = EwcOnline(OnePixel(), SimpleNamespace(gamma=1.0, e_lambda=1.0), spec, augment, None)
@@ -108,7 +107,7 @@ def learn(method, stream, task: int) -> None:
     method.net.train()
     for step, batch in enumerate(stream.batches(task, 0, 0)):
         if len(batch) > 1:
-            method.step(batch, Place(task, 10 * task + step))
+            method.step(batch, StepIndex(task, 10 * task + step))
 
 
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
@@ -159,7 +158,7 @@ def test_importance_decays_by_gamma_and_the_anchor_moves_with_every_task(norm, g
 def loss_of(method, logits=((0.0, 0.0, 0.0, 0.0),)) -> dict[str, torch.Tensor]:
     logits, labels = torch.tensor(logits, dtype=torch.float64), np.zeros(len(logits), dtype=int)
     batch = Batch(torch.empty(0), torch.from_numpy(labels), torch.from_numpy(labels), labels, labels)
-    return method.loss({"current": batch}, {"current": Output(logits, logits, (), Normalization())}, Place(1, 9))
+    return method.loss({"current": batch}, {"current": Output(logits, logits, (), Normalization())}, StepIndex(1, 9))
 
 
 def numbers(*values) -> torch.Tensor:
@@ -196,10 +195,10 @@ def test_a_step_of_the_next_task_adds_the_gradient_of_the_penalty(norm):
         before = {name: value.detach().clone() for name, value in net.named_parameters()}
         away = {name: before[name] - anchor for name, anchor in method.anchor.items()}
         net.train()
-        step = method.step(next(stream.batches(1, 0, 0)), Place(1, 20))
+        step = method.step(next(stream.batches(1, 0, 0)), StepIndex(1, 20))
         value = sum((f * away[name] ** 2).sum() for name, f in method.importance.items())
-        assert_close(step.losses["ewc"].detach(), e_lambda * value)
-        assert_close(step.loss.detach(), step.losses["current"].detach() + e_lambda * value)
+        assert_close(step.loss_terms["ewc"].detach(), e_lambda * value)
+        assert_close(step.loss.detach(), step.loss_terms["current"].detach() + e_lambda * value)
         moved[e_lambda] = {name: value.detach() - before[name] for name, value in net.named_parameters()}
     for name, plain in moved[0.0].items():
         pull = 2 * 3.0 * method.importance[name] * away[name] if name in away else torch.zeros_like(plain)
@@ -221,20 +220,3 @@ def test_a_psi_that_came_later_is_not_held():
     assert loss_of(method)["ewc"].item() == pytest.approx(10 * 2 * 0.25)  # of two layers, e_lambda is 10
     method.end_task(1, stream)
     assert "norms.psi.1" in method.anchor
-
-
-def test_state_survives_a_checkpoint(tmp_path):
-    _, method, stream = a_run("adab2n")
-    method.end_task(0, stream)
-    torch.save(method.state_dict(), tmp_path / "state")
-    _, other = build_run(method.config, stream)
-    other.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
-    for mine, theirs in ((method.importance, other.importance), (method.anchor, other.anchor)):
-        assert set(mine) == set(theirs)
-        assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
-
-
-@pytest.mark.parametrize("norm", ["bn", "adab2n"])
-def test_a_run_that_is_cut_off_ends_the_same(tmp_path, norm):
-    options = ["--e_lambda", "100", "--gamma", "0.9", "--lr", "0.05"]
-    assert_a_cut_off_run_ends_the_same(tmp_path, "--model", "ewc_on", "--norm", norm, *options, at=(5, 8, 19))

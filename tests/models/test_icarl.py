@@ -7,31 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-import utils.run.training
 from backbone.network import Network
 from backbone.norms import norm_factory
 from models import icarl
-from models.icarl import Icarl, herded
+from models.icarl import Icarl
 from tests.helpers import CPU, assert_close, build_run, make_spec, make_stream, sample_numbers
-from tests.models.cut_off import (
-    SMALL,
-    assert_a_cut_off_run_ends_the_same,
-    assert_same,
-    counted,
-    finished,
-    killed,
-    killed_in,
-    newest_state,
-)
-from utils.config.arguments import resolve
+from utils.config.resolve import resolve
 from utils.data.augment import Augment, Crop, Flip
-from utils.data.buffer import Buffer, Replaced
-from utils.data.stream import TensorStream, ranges, split_of
+from utils.data.buffer import Buffer, MethodManaged
+from utils.data.stream import TensorStream, make_batch, ranges
 from utils.errors import UsageError
 from utils.run.build import check_together
 from utils.run.observers import Observer
 from utils.run.training import Training
-from utils.step import Batch, Normalization, Output, Place
+from utils.step import Batch, Normalization, Output, StepIndex
 
 
 def icarl_config(norm: str, **options):
@@ -50,7 +39,7 @@ def icarl_config(norm: str, **options):
 
 
 def herd(*vectors, count: int) -> list[int]:
-    return herded(torch.tensor(vectors, dtype=torch.float64), count)
+    return icarl.herd(torch.tensor(vectors, dtype=torch.float64), count)
 
 
 def test_herding_by_hand():
@@ -95,9 +84,9 @@ def loss_of(logits, labels, task, before=None) -> torch.Tensor:
         torch.empty(0), torch.from_numpy(labels), torch.from_numpy(tasks), labels, tasks, inputs=torch.ones(len(labels))
     )
     method = Icarl(None, SimpleNamespace(), THREE_TASKS, None, None)
-    method.before = before
+    method.past_net = before
     output = Output(logits, logits, (), Normalization())
-    (loss,) = method.loss({"current": batch}, {"current": output}, Place(task, 5)).values()
+    (loss,) = method.loss({"current": batch}, {"current": output}, StepIndex(task, 5)).values()
     return loss
 
 
@@ -139,17 +128,17 @@ def test_the_network_before_stays_as_it_was_at_the_end_of_the_last_task(norm):
     net, method = build_run(icarl_config(norm, dtype="float64"), stream)
     method.grow()
     for step, batch in enumerate(stream.batches(0, 0, 0)):
-        method.step(batch, Place(0, step))
+        method.step(batch, StepIndex(0, step))
     method.end_task(0, stream)
     inputs = stream.task_data(1).images[:4].double() / 255
     said = net.eval()(inputs).detach()
     method.grow()
     net.train()
-    for step, batch in enumerate(stream.batches(1, 0, 0, method.joined(1))):
-        method.step(batch, Place(1, 10 + step))
+    for step, batch in enumerate(stream.batches(1, 0, 0, method.extra_task_samples(1))):
+        method.step(batch, StepIndex(1, 10 + step))
     assert (net.eval()(inputs) - said).abs().max() > 1e-3
-    assert_close(method.before(inputs), said)
-    assert not any(parameter.requires_grad for parameter in method.before.parameters())
+    assert_close(method.past_net(inputs), said)
+    assert not any(parameter.requires_grad for parameter in method.past_net.parameters())
 
 
 # --- exemplars and their means ----------------------------------------------------------------------------------
@@ -172,10 +161,10 @@ def of_pixels(pixels, labels, sizes, capacity: int) -> tuple[Icarl, TensorStream
         image_shape=(1, 1, 3), mean=(0.0,), std=(1 / 255,), train_sizes=sizes, augmentation=(Crop(1), Flip())
     )
     images = np.array(pixels, dtype=np.uint8).reshape(-1, 1, 1, 3)
-    data = split_of(images, np.array(labels))
+    data = make_batch(images, np.array(labels))
     stream = TensorStream(spec, data, data, ranges(sizes), ranges(sizes), seed=0, batch_size=4)
     augment = Augment(spec, 0, CPU, torch.float64)
-    buffer = Buffer(capacity, Replaced(capacity), spec, CPU)
+    buffer = Buffer(capacity, MethodManaged(capacity), spec, CPU)
     return Icarl(Pixels(), SimpleNamespace(), spec, augment, buffer, lambda _: Pixels()), stream
 
 
@@ -193,7 +182,7 @@ def test_nearest_mean_by_hand():
     Class 1: (4, 3, 0) is (0.8, 0.6), mirrored (0, 1); (12, 0, 5) is (1, 0), mirrored too; the sum is (2.8, 1.6)."""
     method, stream = of_pixels([[4, 3, 0], [3, 4, 0], [12, 0, 5]], [1, 0, 1], (3, 0), 8)
     method.end_task(0, stream)
-    assert sorted(method.buffer.everything().labels.tolist()) == [0, 1, 1]
+    assert sorted(method.buffer.all_samples().labels.tolist()) == [0, 1, 1]
     means = np.array([[1, 3] / np.sqrt(10), [2.8, 1.6] / np.sqrt(2.8**2 + 1.6**2)])
     # (5, 12) and (8, 6), brought to length 1; the third pixel has no part.
     inputs = torch.tensor([[5.0, 12.0, 99.0], [8.0, 6.0, 0.0]], dtype=torch.float64).view(2, 1, 1, 3)
@@ -235,7 +224,7 @@ def test_every_class_has_the_capacity_over_the_seen_classes_and_older_ones_are_c
         return [tuple(pixels[members[k]]) for k in by_brute_force(pixels[members].astype(float), count)]
 
     def held(label):
-        whole = method.buffer.everything()
+        whole = method.buffer.all_samples()
         assert whole.labels.tolist() == whole.labels_host.tolist()
         assert whole.tasks.tolist() == whole.tasks_host.tolist() == (whole.labels_host // 2).tolist()
         return [tuple(image.flatten().tolist()) for image in whole.images[whole.labels == label]]
@@ -253,7 +242,7 @@ def test_every_class_has_the_capacity_over_the_seen_classes_and_older_ones_are_c
 def test_a_class_with_few_samples_gives_all_it_has():
     method, stream = of_pixels([[4, 3, 0], [3, 4, 0], [12, 0, 5]], [1, 0, 1], (3, 0), 100)
     method.end_task(0, stream)
-    assert np.bincount(method.buffer.everything().labels_host).tolist() == [1, 2]
+    assert np.bincount(method.buffer.all_samples().labels_host).tolist() == [1, 2]
 
 
 def test_means_of_old_classes_follow_the_network():
@@ -269,22 +258,6 @@ def test_means_of_old_classes_follow_the_network():
     assert not method.means.isnan().any()
 
 
-def test_state_survives_a_checkpoint(tmp_path):
-    stream = make_stream(make_spec())
-    _, method = build_run(icarl_config("adab2n"), stream)
-    assert method.state_dict() == {}
-    method.grow()
-    for step, batch in enumerate(stream.batches(0, 0, 0)):
-        method.step(batch, Place(0, step))
-    method.end_task(0, stream)
-    torch.save(method.state_dict(), tmp_path / "state")
-    _, other = build_run(method.config, stream)
-    other.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
-    inputs = stream.task_data(0).images.float() / 255
-    assert torch.equal(other.before(inputs), method.before(inputs))
-    torch.testing.assert_close(other.means, method.means, rtol=0, atol=0, equal_nan=True)
-
-
 # --- a run ------------------------------------------------------------------------------------------------------
 
 
@@ -296,14 +269,14 @@ class Steps(Observer):
 
     def on_step(self, step):
         batch, norms = step.batches["current"], step.outputs["current"].norms
-        self.of_task.setdefault(step.place.task, []).append(
+        self.of_task.setdefault(step.index.task, []).append(
             SimpleNamespace(
                 batches=list(step.batches),
                 numbers=sample_numbers(batch.images),
                 tasks=batch.tasks.tolist(),
                 weights=norms.group_weights,
                 penalty=None if norms.penalty is None else norms.penalty.item(),
-                losses={name: value.item() for name, value in step.losses.items()},
+                losses={name: value.item() for name, value in step.loss_terms.items()},
                 loss=step.loss.item(),
             )
         )
@@ -334,7 +307,7 @@ def test_exemplars_join_the_data_of_the_next_task():
             assert step.tasks == [int(number >= 16) for number in step.numbers]
     assert exemplars[0] == exemplars[1]
     old = method.buffer.tasks_host[: len(method.buffer)] == 0
-    assert set(sample_numbers(method.buffer.everything().images)[old].tolist()) <= set(exemplars[0])
+    assert set(sample_numbers(method.buffer.all_samples().images)[old].tolist()) <= set(exemplars[0])
 
 
 def test_tasks_and_penalty_count_once_there_are_exemplars():
@@ -355,15 +328,6 @@ def test_tasks_and_penalty_count_once_there_are_exemplars():
     assert_close(of_task[1][0].weights.detach()[:, 0], first, atol=1e-6)
 
 
-def test_forward_transfer_is_none():
-    outcome, *_ = a_whole_run("bn")
-    for setting in ("class_il", "task_il"):
-        found = outcome["results"][setting]["metrics"]
-        assert found["fwt"] is None
-        assert found["bwt"] is not None
-        assert found["faa"] is not None
-
-
 def test_planned_steps_cover_the_exemplars():
     stream = make_stream(make_spec())
     config = icarl_config("bn", buffer_size=8)
@@ -371,60 +335,12 @@ def test_planned_steps_cover_the_exemplars():
     assert Training(config, stream, method).n_steps() == 3 + 5
 
 
-@pytest.mark.parametrize("flag", ["replay_forward", "minibatch_size", "buffer_mode", "ring_quota"])
-def test_flags_of_replay_draws_are_refused(flag):
-    with pytest.raises(UsageError, match=f"--{flag} means nothing to --model icarl"):
-        icarl_config("bn", **{flag: 1})
-
-
 def test_a_buffer_smaller_than_the_classes_is_refused():
-    with pytest.raises(UsageError, match="--buffer_size 3 leaves some of 4 classes no exemplar"):
+    with pytest.raises(UsageError, match="--buffer_size 3"):
         check_together(icarl_config("bn", buffer_size=3), make_spec())
     check_together(icarl_config("bn", buffer_size=4), make_spec())
 
 
 def test_tasks_that_share_their_classes_are_refused():
-    with pytest.raises(UsageError, match="needs tasks with classes of their own"):
+    with pytest.raises(UsageError, match="--model icarl"):
         check_together(icarl_config("bn"), make_spec("domain"))
-
-
-# --- runs that are cut off --------------------------------------------------------------------------------------
-
-
-def words(norm: str) -> list[str]:
-    return ["--model", "icarl", "--norm", norm, "--buffer_size", "50", "--lr", "0.02"]
-
-
-@pytest.mark.parametrize("norm", ["bn", "adab2n"])
-def test_a_run_that_is_cut_off_ends_the_same(tmp_path, norm):
-    expected = assert_a_cut_off_run_ends_the_same(tmp_path, *words(norm), at=(5, 8, 19))
-    assert expected["record"]["results"]["class_il"]["metrics"]["fwt"] is None
-
-
-@pytest.mark.parametrize("norm", ["bn", "adab2n"])
-@pytest.mark.parametrize(("owner", "name", "call"), [(icarl, "herded", 4), (Icarl, "_means", 2)])
-def test_an_end_of_a_task_that_is_cut_off_is_repeated(tmp_path, norm, owner, name, call):
-    """While the second task's exemplars are picked, and after they have taken their places."""
-    command = [*words(norm), *SMALL]
-    expected = finished(tmp_path / "straight", *command)
-    with killed_in(owner, name, call):
-        killed(tmp_path / "killed", *command)
-    state = newest_state(tmp_path / "killed")
-    assert (state["cursor"]["task"], state["cursor"]["ended"]) == (1, False)
-    assert set(state["buffer"]["labels"].tolist()) == {0, 1}
-    with counted(Icarl, "end_task") as calls:
-        found = finished(tmp_path / "killed", *command, resumed=state["cursor"]["step"])
-    assert [task for _, task, _ in calls] == [1, 2, 3, 4]
-    assert_same(found, expected)
-
-
-def test_an_end_of_a_task_that_is_over_is_not_repeated(tmp_path):
-    """Cut off in the evaluation of the second task, the third after that of the untrained network."""
-    command = [*words("adab2n"), *SMALL]
-    expected = finished(tmp_path / "straight", *command)
-    with killed_in(utils.run.training, "evaluate", 3):
-        killed(tmp_path / "killed", *command)
-    with counted(Icarl, "end_task") as calls:
-        found = finished(tmp_path / "killed", *command, resumed=17)
-    assert [task for _, task, _ in calls] == [2, 3, 4]
-    assert_same(found, expected)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from models.lider import coefficients, pooling_matrix
 from tests.helpers import CPU, assert_close, build_run, make_spec, make_stream, run_config
 from utils.data.random import generator
-from utils.step import Batch, Normalization, Output, Place, total
+from utils.step import Batch, Normalization, Output, StepIndex, total
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -200,10 +200,6 @@ def test_learned_targets_are_parameters(model, targets, learned):
     assert method.targets.shape == (5,)
 
 
-def test_targets_are_constant_by_default():
-    assert run_config("er_ace_lider", backbone="resnet18").lip_targets == "constant"
-
-
 def batches_and_outputs(stream, net, method):
     """The current batch and both of LiDER's draws, forwarded one by one."""
     batches, outputs = {}, {}
@@ -213,8 +209,8 @@ def batches_and_outputs(stream, net, method):
     return batches, outputs
 
 
-def loss_of(method, batches: dict[str, Batch], outputs: dict[str, Output], place: Place) -> torch.Tensor:
-    return total(method.loss(batches, outputs, place).values())
+def loss_of(method, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> torch.Tensor:
+    return total(method.loss(batches, outputs, index).values())
 
 
 def expected_coefficients(batch, output, name: str, step: int) -> torch.Tensor:
@@ -234,11 +230,11 @@ def test_loss_adds_the_mean_and_the_distance_to_the_targets():
     net.train()
     method.targets.data = torch.tensor([0.9, 0.1, -3.0, 0.5, 2.0], dtype=torch.float64)
     batches, outputs = batches_and_outputs(stream, net, method)
-    place = Place(0, 6)
+    index = StepIndex(0, 6)
     base = F.cross_entropy(outputs["current"].logits, batches["current"].labels)
     size, target = (expected_coefficients(batches[n], outputs[n], n, 6) for n in ("lip_mean", "lip_target"))
     distance = (target - torch.tensor([0.9, 0.1, 0.0, 0.5, 2.0])).abs().mean()
-    found = loss_of(method, batches, outputs, place)
+    found = loss_of(method, batches, outputs, index)
     assert found.item() == pytest.approx((base + 0.7 * size.mean() + 0.2 * distance).item(), abs=1e-7)
     assert size.shape == (4, 5)
 
@@ -249,7 +245,7 @@ def test_loss_without_draws_is_the_base_methods():
     batches, outputs = batches_and_outputs(stream, net, method)
     only = {"current": batches["current"]}
     base = F.cross_entropy(outputs["current"].logits, batches["current"].labels)
-    assert loss_of(method, only, outputs, Place(0, 0)).item() == pytest.approx(base.item(), abs=1e-12)
+    assert loss_of(method, only, outputs, StepIndex(0, 0)).item() == pytest.approx(base.item(), abs=1e-12)
 
 
 def test_learned_targets_receive_gradients_through_their_relu():
@@ -259,7 +255,7 @@ def test_learned_targets_receive_gradients_through_their_relu():
     net.train()
     method.targets.data = torch.tensor([9.0, 9.0, -1.0, 9.0, 9.0], dtype=torch.float64)
     batches, outputs = batches_and_outputs(stream, net, method)
-    loss_of(method, batches, outputs, Place(0, 0)).backward()
+    loss_of(method, batches, outputs, StepIndex(0, 0)).backward()
     assert method.targets.grad.tolist() == pytest.approx([0.06, 0.06, 0.0, 0.06, 0.06], abs=1e-12)
 
 
@@ -269,28 +265,17 @@ def test_lider_terms_reach_the_network():
     net.train()
     batches, outputs = batches_and_outputs(stream, net, method)
     zero = {name: replace(output, logits=output.logits.detach()) for name, output in outputs.items()}
-    loss_of(method, batches, zero, Place(0, 0)).backward()
+    loss_of(method, batches, zero, StepIndex(0, 0)).backward()
     assert net.conv1.weight.grad.abs().max() > 1e-6
     assert net.stages[3][1].conv2.weight.grad.abs().max() > 1e-6
     assert net.classifier.weight.grad is None
 
 
-@pytest.mark.parametrize("targets", ["constant", "learned"])
-def test_targets_survive_a_restart(targets):
-    stream, _, method = lider_run(lip_targets=targets)
-    method.begin_task(0, stream)
-    _, _, other = lider_run(lip_targets=targets)
-    other.load_state_dict(method.state_dict())
-    assert torch.equal(other.targets.detach(), method.targets.detach())
-    assert other.targets.requires_grad == (targets == "learned")
-    assert other.highest_seen == method.highest_seen
-
-
 def test_both_draws_start_with_the_buffer():
     stream, _, method = lider_run(batch_size=4)
     batch = next(stream.in_order(0, 4))
-    assert list(method.batches(batch, Place(0, 0))) == ["current"]
+    assert list(method.batches(batch, StepIndex(0, 0))) == ["current"]
     logits = torch.zeros(4, 4)
-    method.remember(batch, {"current": Output(logits, logits, (), Normalization())}, Place(0, 0))
-    assert list(method.batches(batch, Place(0, 1))) == ["current", "lip_mean", "lip_target"]
-    assert list(method.batches(batch, Place(1, 2))) == ["current", "replay", "lip_mean", "lip_target"]
+    method.remember(batch, {"current": Output(logits, logits, (), Normalization())}, StepIndex(0, 0))
+    assert list(method.batches(batch, StepIndex(0, 1))) == ["current", "lip_mean", "lip_target"]
+    assert list(method.batches(batch, StepIndex(1, 2))) == ["current", "replay", "lip_mean", "lip_target"]

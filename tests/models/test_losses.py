@@ -12,12 +12,12 @@ import torch
 
 from models.derpp import Derpp
 from models.er import Er
-from models.er_ace import ErAce, closed_classes
+from models.er_ace import ErAce, masked_classes
 from models.sgd import Sgd
 from tests.helpers import CPU, build_run, make_spec, make_stream, run_config, sample_numbers
-from utils.step import Batch, Normalization, Output, Place, total
+from utils.step import Batch, Normalization, Output, StepIndex, total
 
-FIRST, SECOND = Place(task=0, step=3), Place(task=1, step=9)
+FIRST, SECOND = StepIndex(task=0, step=3), StepIndex(task=1, step=9)
 
 
 def log_of(*rows) -> torch.Tensor:
@@ -34,11 +34,11 @@ def said(logits: torch.Tensor) -> Output:
     return Output(logits, logits, (), Normalization())
 
 
-def loss_of(method, place: Place, **named) -> torch.Tensor:
+def loss_of(method, index: StepIndex, **named) -> torch.Tensor:
     """The loss of batches given by name as (logits, batch)."""
     batches = {name: batch for name, (_, batch) in named.items()}
     outputs = {name: said(logits) for name, (logits, _) in named.items()}
-    return total(method.loss(batches, outputs, place).values())
+    return total(method.loss(batches, outputs, index).values())
 
 
 def bare(kind, **config):
@@ -80,7 +80,7 @@ def test_er_averages_over_current_and_replayed_samples_alike():
     ],
 )
 def test_open_classes(present, highest_seen, is_open):
-    found = ~closed_classes(torch.tensor(present), torch.tensor(highest_seen), 6)
+    found = ~masked_classes(torch.tensor(present), torch.tensor(highest_seen), 6)
     assert (found.dtype, found.shape) == (torch.bool, (6,))
     assert found.nonzero().flatten().tolist() == is_open
 
@@ -139,9 +139,9 @@ def test_er_ace_replays_from_the_second_task_on():
     _, method = build_run(run_config("er_ace"), stream)
     for task, names in ((0, ["current"]), (1, ["current", "replay"])):
         for step, batch in zip(range(10 * task, 10 * task + 3), endless_batches(stream, task), strict=False):
-            place = Place(task, step)
-            assert list(method.batches(batch, place)) == names
-            method.remember(batch, outputs_for(batch), place)
+            index = StepIndex(task, step)
+            assert list(method.batches(batch, index)) == names
+            method.remember(batch, outputs_for(batch), index)
 
 
 @pytest.mark.parametrize(("model", "names"), [("er", ["replay"]), ("derpp", ["logits", "labels"])])
@@ -149,21 +149,21 @@ def test_er_and_derpp_replay_from_the_second_batch_on(model, names):
     stream = make_stream(make_spec())
     _, method = build_run(run_config(model), stream)
     for step, batch in zip(range(3), endless_batches(stream, 0), strict=False):
-        place = Place(0, step)
-        batches = method.batches(batch, place)
+        index = StepIndex(0, step)
+        batches = method.batches(batch, index)
         assert list(batches) == (["current"] if step == 0 else ["current", *names])
-        assert method.replayed(batches) == (step > 0)
-        method.remember(batch, outputs_for(batch), place)
+        assert method.is_replay_step(batches) == (step > 0)
+        method.remember(batch, outputs_for(batch), index)
 
 
 def test_sgd_neither_replays_nor_remembers():
     stream = make_stream(make_spec())
     _, method = build_run(run_config("sgd"), stream)
     for step, batch in zip(range(3), endless_batches(stream, 0), strict=False):
-        batches = method.batches(batch, Place(0, step))
+        batches = method.batches(batch, StepIndex(0, step))
         assert list(batches) == ["current"]
-        assert not method.replayed(batches)
-        method.remember(batch, outputs_for(batch), Place(0, step))
+        assert not method.is_replay_step(batches)
+        method.remember(batch, outputs_for(batch), StepIndex(0, step))
     assert method.buffer is None
 
 
@@ -195,7 +195,7 @@ def filled_derpp():
     stream = make_stream(make_spec(train_sizes=(40, 10), std=(1 / 255,) * 3))
     _, method = build_run(run_config("derpp", buffer_size=40, minibatch_size=5), stream)
     batch = stream.task_data(0)
-    method.remember(batch, outputs_for(batch), Place(0, 0))
+    method.remember(batch, outputs_for(batch), StepIndex(0, 0))
     return method, batch
 
 
@@ -203,7 +203,7 @@ def test_the_two_draws_of_derpp_are_independent():
     method, batch = filled_derpp()
     pairs = []
     for step in range(400):
-        draws = method.batches(batch, Place(0, step))
+        draws = method.batches(batch, StepIndex(0, step))
         first, second = (sample_numbers(draws[name].inputs.round()) for name in ("logits", "labels"))
         pairs.append((first[0], second[0]))
         assert sorted(first) != sorted(second)
@@ -213,14 +213,14 @@ def test_the_two_draws_of_derpp_are_independent():
 
 def test_draws_are_addressed_by_the_step():
     method, batch = filled_derpp()
-    first, again, other = (method.batches(batch, Place(0, step))["logits"].inputs for step in (7, 7, 8))
+    first, again, other = (method.batches(batch, StepIndex(0, step))["logits"].inputs for step in (7, 7, 8))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
 def test_derpp_replays_the_logits_and_tasks_that_were_stored_with_the_images():
     method, batch = filled_derpp()
-    drawn = method.batches(batch, Place(1, 4))["logits"]
+    drawn = method.batches(batch, StepIndex(1, 4))["logits"]
     numbers = sample_numbers(drawn.inputs.round())
     assert torch.equal(drawn.logits, torch.from_numpy(numbers)[:, None] + torch.arange(4) / 10)
     assert drawn.tasks.tolist() == drawn.tasks_host.tolist() == [0] * 5

@@ -136,7 +136,7 @@ def test_every_forward_moves_the_running_statistics(joint, updates):
 def test_draws_of_lider_are_no_replay(model, names, replayed):
     config = run_config(model, backbone="resnet18")
     _, method = build_run(config, make_stream(make_spec()))
-    assert method.replayed(random_batches(dict.fromkeys(names, 2))) == replayed
+    assert method.is_replay_step(random_batches(dict.fromkeys(names, 2))) == replayed
 
 
 def test_samples_of_a_task_that_has_not_begun_are_refused():

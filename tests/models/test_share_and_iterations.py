@@ -8,20 +8,20 @@ import pytest
 import torch
 from conftest import runner
 
-from models.method import draw_sizes
+from models.replay import draw_sizes
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config, weights_of
 from tests.models.cut_off import assert_a_cut_off_run_ends_the_same
-from utils.config.arguments import resolve
 from utils.config.options import share
+from utils.config.resolve import resolve
 from utils.data.augment import Crop, Flip
 from utils.data.random import generator
 from utils.errors import UsageError
-from utils.run.build import Data
+from utils.run.build import StreamBuilder
 from utils.run.estimate import memory_estimate
 from utils.run.identity import run_identity
 from utils.run.observers import Observer
 from utils.run.training import Training
-from utils.step import Place
+from utils.step import StepIndex
 
 SPEC = make_spec(n_tasks=3, n_classes=6, augmentation=(Crop(2), Flip()))  # ten images and three batches a task
 
@@ -31,7 +31,7 @@ class Steps(Observer):
         self.found, self.sizes, self.images, self.slots, self.logs = [], [], [], [], []
 
     def on_step(self, step):
-        self.found.append((step.place.step, step.place.iteration, step.place.last))
+        self.found.append((step.index.step, step.index.iteration, step.index.last))
         self.sizes.append({name: len(batch) for name, batch in step.batches.items()})
         self.images.append(step.batches["current"].inputs)
         self.slots.append({name: batch.images[:, 0, 0, 0].tolist() for name, batch in step.batches.items()})
@@ -103,8 +103,8 @@ def drawn_in_step(model: str, task: int, **changes) -> dict[str, int]:
         method.grow()
     net.train()
     method.buffer.add(replace(next(stream.in_order(0, 5)), logits=torch.zeros(5, 6)), generator(0, "fill"))
-    step = method.step(next(stream.batches(task, 0, 0)), Place(task, 1))
-    assert step.losses.keys() == step.batches.keys()
+    step = method.step(next(stream.batches(task, 0, 0)), StepIndex(task, 1))
+    assert step.loss_terms.keys() == step.batches.keys()
     return draws_among({name: len(batch) for name, batch in step.batches.items()})
 
 
@@ -160,7 +160,7 @@ def test_dry_run_counts_the_largest_draws():
     def activations(**flags):
         facts = {"model": "derpp", "dataset": "seq-cifar10", "num_filters": 4, "device": "cpu"}
         config = resolve(facts | flags)
-        return memory_estimate(config, Data(config).spec)["activations"]
+        return memory_estimate(config, StreamBuilder(config).spec)["activations"]
 
     one = activations(current_share="1")  # ten images
     assert activations(current_share="1/5") / one == 5
@@ -242,7 +242,7 @@ def test_a_batch_of_one_image_is_left_out_once(capsys):
 
     class Places(Observer):
         def on_step(self, step):
-            places.append((step.place.step, step.place.iteration, step.place.last))
+            places.append((step.index.step, step.index.iteration, step.index.last))
 
     config = run_config("er_ace", replay_iters=3)
     stream = make_stream(make_spec(n_tasks=3, n_classes=6, train_sizes=(10, 9, 8)))
@@ -294,10 +294,3 @@ def test_probes_record_every_iteration(run_main):
     assert ended.code == 0
     with np.load(ended.folder / "recordings" / "weights.npz") as recorded:
         assert recorded["step"].tolist() == np.repeat(np.arange(ended.record["steps"]), 2).tolist()
-
-
-@pytest.mark.parametrize("model", ["gdumb", "icarl"])
-@pytest.mark.parametrize("flag", [["--current_share", "1/2"], ["--balance_replay"], ["--replay_iters", "2"]])
-def test_methods_that_do_not_draw_refuse_them(run_main, model, flag):
-    ended = run_main("--model", model, "--dataset", "seq-digits", *flag)
-    assert (ended.code, ended.stderr) == (2, f"error: {flag[0]} means nothing to --model {model}: leave it out\n")

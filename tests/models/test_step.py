@@ -8,7 +8,7 @@ from models.method import Method
 from tests.helpers import build_run, make_spec, make_stream, run_config
 from tests.models.cut_off import Kept
 from utils.config.registry import MODELS
-from utils.data.buffer import Buffer, Replaced
+from utils.data.buffer import Buffer, MethodManaged
 from utils.errors import RunFailed
 from utils.run.build import build_augment, build_network
 from utils.run.observers import Observer
@@ -28,9 +28,9 @@ class Steps(Observer):
         assert isinstance(step, Step)
         self.found.append(
             {
-                "place": (step.place.task, step.place.step, step.place.epoch),
+                "place": (step.index.task, step.index.step, step.index.epoch),
                 "batches": {name: batch.tasks_host.tolist() for name, batch in step.batches.items()},
-                "losses": {name: value.item() for name, value in step.losses.items()},
+                "losses": {name: value.item() for name, value in step.loss_terms.items()},
                 "loss": step.loss.item(),
                 "norms": forwards_of(step.outputs),
                 "shapes": {name: tuple(output.embedding.shape) for name, output in step.outputs.items()},
@@ -112,7 +112,7 @@ class Everything(Method):
 
     @classmethod
     def buffer_policy(cls, config, spec):
-        return Replaced(config.buffer_size)
+        return MethodManaged(config.buffer_size)
 
     def parameters(self):
         return [self.own]
@@ -123,11 +123,11 @@ class Everything(Method):
         self.bias[list(self.spec.classes_of(task))] += 0.1
         self.net.linear1.requires_grad_(task != 1)  # frozen in the second task
 
-    def joined(self, task):
-        return self.buffer.everything() if len(self.buffer) else None
+    def extra_task_samples(self, task):
+        return self.buffer.all_samples() if len(self.buffer) else None
 
-    def loss(self, batches, outputs, place):
-        self.calls.append(("step", place.step))
+    def loss(self, batches, outputs, index):
+        self.calls.append(("step", index.step))
         losses = {"labels": self.own * F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}
         if "replay" in batches:
             losses["replay"] = 1e-3 * self.told * F.cross_entropy(outputs["replay"].logits, batches["replay"].labels)
@@ -138,7 +138,7 @@ class Everything(Method):
             if parameter.grad is not None:
                 parameter.grad *= 0.5
 
-    def remember(self, batch, outputs, place): ...
+    def remember(self, batch, outputs, index): ...
 
     def end_task(self, task, stream):
         self.calls.append(("end", task))
@@ -163,7 +163,7 @@ class Everything(Method):
         self.own.data.copy_(state["own"])
 
 
-def everything(norm: str, fails_at_end_of=None) -> Training:
+def run_of_every_hook(norm: str, fails_at_end_of=None) -> Training:
     config, stream = run_config("er", norm, lr=0.01), make_stream(SPEC)
     net = build_network(config, SPEC, torch.device("cpu"))
     buffer = Buffer(config.buffer_size, Everything.buffer_policy(config, SPEC), SPEC, torch.device("cpu"))
@@ -175,7 +175,7 @@ def everything(norm: str, fails_at_end_of=None) -> Training:
 
 
 def test_the_order_of_a_run():
-    training = everything("adab2n")
+    training = run_of_every_hook("adab2n")
     training.run()
     calls = training.method.calls
     assert [call for call in calls if call[0] != "step"] == [
@@ -189,12 +189,12 @@ def test_the_order_of_a_run():
 
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
 def test_a_run_resumed_from_any_checkpoint_comes_to_the_same_end(norm):
-    straight = everything(norm)
+    straight = run_of_every_hook(norm)
     results = straight.run()["results"]
     states = straight.checkpoints.states
     assert len(states) > 6
     for step, state in states:
-        resumed = everything(norm)
+        resumed = run_of_every_hook(norm)
         resumed.checkpoints.last_step = step
         assert resumed.run(state)["results"] == results
         for name, tensor in straight.method.net.state_dict().items():
@@ -207,12 +207,12 @@ def test_a_run_resumed_from_any_checkpoint_comes_to_the_same_end(norm):
 
 def test_what_a_resumed_run_calls_again_and_what_not():
     """From the checkpoint before an end of a task: that end, not the task's beginning. From the one after: neither."""
-    straight = everything("bn")
+    straight = run_of_every_hook("bn")
     straight.run()
     at_end_of_second = [state for step, state in straight.checkpoints.states if step == 6]
     assert [state["cursor"]["ended"] for state in at_end_of_second] == [False, True]
     for state, repeated in zip(at_end_of_second, ([("end", 1), ("ended", 1)], []), strict=True):
-        resumed = everything("bn")
+        resumed = run_of_every_hook("bn")
         resumed.checkpoints.last_step = 6
         resumed.run(state)
         assert resumed.method.calls[: len(repeated) + 1] == [*repeated, ("begin", 2)]
@@ -220,13 +220,13 @@ def test_what_a_resumed_run_calls_again_and_what_not():
 
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
 def test_an_end_of_task_that_was_cut_off_is_repeated_from_its_start(norm):
-    straight = everything(norm)
+    straight = run_of_every_hook(norm)
     results = straight.run()["results"]
-    cut = everything(norm, fails_at_end_of=1)
+    cut = run_of_every_hook(norm, fails_at_end_of=1)
     with pytest.raises(KeyboardInterrupt):
         cut.run()
     step, state = cut.checkpoints.states[-1]
-    resumed = everything(norm)
+    resumed = run_of_every_hook(norm)
     resumed.checkpoints.last_step = step
     assert resumed.run(state)["results"] == results
     assert resumed.method.calls[:2] == [("end", 1), ("ended", 1)]
@@ -234,7 +234,7 @@ def test_an_end_of_task_that_was_cut_off_is_repeated_from_its_start(norm):
 
 def test_the_hooks_matter():
     """Otherwise the tests above would compare nothing."""
-    training = everything("bn")
+    training = run_of_every_hook("bn")
     training.run()
     method = training.method
     assert method.told > 10

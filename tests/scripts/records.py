@@ -1,21 +1,21 @@
 """Made-up records of finished runs, for tests of what is built on them."""
 
-from scripts.reproduce.presets import PAPER
-from scripts.reproduce.runs import Run, Runs
-from utils.config.arguments import resolve
+from utils.config.resolve import resolve
 from utils.errors import DataMissing
 from utils.files import write_json
-from utils.run.build import ABSENT, Data
+from utils.run.build import ABSENT, StreamBuilder
+from utils.run.code_digest import code_digests
 from utils.run.identity import run_identity
 from utils.run.records import commit, plain, seal_of
-from utils.run.sources import sources_of
+from utils.studies.presets import PAPER
+from utils.studies.runs import Run, Runs
 
 
 def spec_of(config):
     try:
-        return Data(config).spec
+        return StreamBuilder(config).spec
     except DataMissing:
-        return Data(config, ABSENT).spec
+        return StreamBuilder(config, ABSENT).spec
 
 
 def run_of(folder, model="er", norm="bn", dataset="seq-digits", **options) -> Run:
@@ -30,10 +30,10 @@ def finish(run: Run, class_il: float, task_il: float = 0.0, **changes) -> None:
                for name, value in {"class_il": class_il, "task_il": task_il}.items()}  # fmt: skip
     config = resolve(run.known_options)
     record = {
-        "run": run.name, "status": "finished", "date": "2026-01-01T00:00:00+00:00", "attempt": 1,
+        "run": run.name, "status": "finished", "date": "2026-01-01T00:00:00+00:00",
         "results": metrics, "config": plain(config), "steps": run.steps, "seconds": 10.0, "wall_seconds": 12.0,
         "conditions": [{"num_threads": 1, "device": "cpu", "torch": "2", "norm_impl": "torch"}],
-        "identity": run_identity(config, spec_of(config)), "sources": sources_of(config),
+        "identity": run_identity(config, spec_of(config)), "sources": code_digests(config),
         "environment": {"commit": commit(), "device_type": "cpu"},
     }  # fmt: skip
     run.folder.mkdir(parents=True, exist_ok=True)

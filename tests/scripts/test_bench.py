@@ -1,16 +1,25 @@
-"""Benchmarks' own parts: what is counted, what a file of numbers says of the machine, and how two are compared."""
+"""Every benchmark runs once at a tiny size; files of numbers are compared by name."""
 
 import json
+import socket
 
+import pytest
 import torch
 
-from scripts.bench.__main__ import main
-from scripts.bench.compare import compared, differences
-from scripts.bench.kernels import LIBRARY, OWN, Operations
+from scripts.bench.__main__ import SUBJECTS, main
+from scripts.bench.compare import compared, machine_differences
+from scripts.bench.kernels import KERNEL, LIBRARY, Operations
 from scripts.bench.machine import description
+from scripts.bench.timing import interleaved, ratio
 
 NUMBERS = {"ms": {"bn": 2.0, "gn": 3}, "bn / gn": {"ratio": 1.0, "low": 0.9, "high": 1.1}, "is_fast": True}
-WRITTEN = """
+TINY = {
+    "norms": ["--width", "2", "--batch", "4"],
+    "run": ["--widths", "2", "--steps", "2", "--norms", "adab2n"],
+    "compile": ["--widths", "2", "--amp", "none"],
+    "kernels": ["--width", "2", "--models", "er_ace", "--norms", "bn"],
+}
+GENERATED = """
 def call(args):
     with torch.cuda._DeviceGuard(0):
         buf0 = extern_kernels.convolution(primals_1, primals_2)
@@ -22,9 +31,43 @@ def call(args):
 """
 
 
-def file_of(path, numbers, **about) -> str:
+def write_numbers(path, numbers, **about) -> str:
     path.write_text(json.dumps({"about": {"subject": "norms", "cpu": "one"} | about, "numbers": numbers}))
     return str(path)
+
+
+def check_subject(subject, folder, capsys):
+    """A tiny benchmark writes numbers that can be compared with themselves."""
+    file = folder / "numbers.json"
+    assert main([subject, *TINY[subject], "--repetitions", "1", "--threads", "1", "--json", str(file)]) == 0
+    assert capsys.readouterr().out
+    assert json.loads(file.read_text())["about"]["subject"] == subject
+    assert main(["compare", str(file), str(file)]) == 0
+    rows = [row for row in capsys.readouterr().out.splitlines()[1:] if row]
+    assert rows
+    assert all(row.endswith("1.000") for row in rows)
+
+
+@pytest.mark.parametrize("subject", ["norms", "run"])  # tests/compiled runs the others, which take minutes
+def test_subject_at_a_tiny_size(subject, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    check_subject(subject, tmp_path, capsys)
+
+
+def test_every_subject_has_a_tiny_size():
+    assert SUBJECTS.keys() == TINY.keys()
+
+
+def test_repetitions_are_interleaved_in_rotating_order():
+    order = []
+    seconds = interleaved({name: lambda name=name: order.append(name) for name in "ab"}, repetitions=2, warmup=1)
+    assert "".join(order) == "ab" + "ab" + "ba"
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2}
+
+
+def test_ratio_is_the_median_of_pairs():
+    entry = ratio(torch.tensor([2.0, 4.0, 30.0]).numpy(), torch.tensor([1.0, 2.0, 3.0]).numpy())
+    assert entry["low"] <= entry["ratio"] == 2 <= entry["high"]
 
 
 def test_numbers_are_compared_by_name():
@@ -33,57 +76,44 @@ def test_numbers_are_compared_by_name():
         ["ms / bn", "2", "3", "1.500", ""],
         ["bn / gn", "1", "1.3", "1.300", "differs"],
     ]
+    overlapping = {"bn / gn": {"ratio": 1.2, "low": 1.1, "high": 1.4}}
+    assert compared(NUMBERS, overlapping) == [["bn / gn", "1", "1.2", "1.200", ""]]
 
 
-def test_intervals_that_meet_do_not_differ():
-    new = {"bn / gn": {"ratio": 1.2, "low": 1.1, "high": 1.4}}
-    assert compared(NUMBERS, new) == [["bn / gn", "1", "1.2", "1.200", ""]]
-
-
-def test_another_machine_is_told_and_another_commit_is_not():
+def test_another_machine_is_noted_but_not_another_commit():
     old = {"cpu": "one", "torch": "2", "commit": "a", "load": 1.0}
-    assert differences(old, old | {"commit": "b", "load": 3.0}) == []
-    assert differences(old, old | {"cpu": "two"}) == ["cpu was one, is two"]
+    assert machine_differences(old, old | {"commit": "b", "load": 3.0}) == []
+    assert machine_differences(old, old | {"cpu": "two"}) == ["cpu was one, is two"]
 
 
-def test_the_command(tmp_path, capsys):
-    old, new = file_of(tmp_path / "old", NUMBERS), file_of(tmp_path / "new", NUMBERS, cpu="two")
-    assert main(["compare", old, new]) == 0
-    first, _, *rows = capsys.readouterr().out.splitlines()
-    assert first == "note: cpu was one, is two"
-    assert [row.split()[-1] for row in rows] == ["1.000"] * 3
-
-
-def test_what_is_no_file_of_numbers_is_refused_in_a_line(tmp_path, capsys):
-    good, other = file_of(tmp_path / "good", NUMBERS), file_of(tmp_path / "other", NUMBERS, subject="step")
+@pytest.mark.parametrize(("name", "keyword"), [("none", "cannot read"), ("list", "--json"), ("other", "compile")])
+def test_compare_refuses_other_files(name, keyword, tmp_path, capsys):
+    good = write_numbers(tmp_path / "good", NUMBERS)
+    write_numbers(tmp_path / "other", NUMBERS, subject="compile")
     (tmp_path / "list").write_text("[]")
-    for word, reason in (("none", "cannot be read"), ("list", "is no file of"), ("other", "is of step")):
-        assert main(["compare", str(tmp_path / word), good]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert reason in line
-    assert other
+    assert main(["compare", str(tmp_path / name), good]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert keyword in line
 
 
-def test_what_cannot_be_measured_is_refused_in_a_line(capsys):
-    assert main(["probes", "--width", "8", "--norms", "cn", "--threads", "1"]) == 2
-    assert capsys.readouterr().err.startswith("error: 32 groups do not divide 8 channels")
+def test_usage_errors_end_with_code_2(capsys):
+    assert main(["run", "--norms", "nope", "--threads", "1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nope" in line
 
 
-def test_a_machine_is_described_without_its_name(monkeypatch):
-    found = description(2)
-    assert {"cpu", "cores", "torch", "python", "threads"} <= found.keys()
-    assert found["cores"] >= 1
-    import socket
-
-    assert socket.gethostname() not in json.dumps(found)
+def test_description_does_not_name_the_machine():
+    about = description(2)
+    assert {"cpu", "cores", "torch", "python", "threads"} <= about.keys()
+    assert socket.gethostname() not in json.dumps(about)
 
 
-def test_views_are_no_operations():
+def test_views_are_not_counted():
     with Operations() as counted:
         torch.ones(2, 3).view(6).add(1).unsqueeze(0)
-    assert (counted.count, set(counted.names)) == (2, {"aten.ones.default", "aten.add.Tensor"})
+    assert counted.names == {"aten.ones.default": 1, "aten.add.Tensor": 1}
 
 
-def test_calls_in_written_code():
-    assert len(OWN.findall(WRITTEN)) == 2
-    assert len(LIBRARY.findall(WRITTEN)) == 3
+def test_calls_in_generated_code():
+    assert len(KERNEL.findall(GENERATED)) == 2
+    assert len(LIBRARY.findall(GENERATED)) == 3

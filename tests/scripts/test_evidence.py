@@ -8,20 +8,21 @@ import re
 import pytest
 
 from scripts import evidence
-from scripts.reproduce.claims import CLAIMS, FAILS, OPEN, Claim, Verdict, judge
-from scripts.reproduce.paired import Paired
-from scripts.reproduce.plans import Experiment
-from scripts.reproduce.results import tabulate
-from scripts.reproduce.runs import MEASURED, Runs
-from scripts.reproduce.selection import Selection
-from scripts.reproduce.studies import JOINT
 from tests.scripts.records import finish
 from utils.errors import UsageError
 from utils.run.records import read_record
+from utils.studies.claims import CLAIMS, FAILS, OPEN, Claim, Verdict, judge
+from utils.studies.compare import Paired
+from utils.studies.confirm import CONFIRM
+from utils.studies.plans import JOINT, Experiment
+from utils.studies.render import markdown_table
+from utils.studies.results import published, published_value, tabulate
+from utils.studies.runs import MEASURED, Runs
+from utils.studies.selection import Selection
 
 
 def test_readme_and_page_say_what_the_records_say():
-    for path, text in evidence.wanted().items():
+    for path, text in evidence.expected_files().items():
         assert path.read_text(encoding="utf-8") == text, f"run python -m scripts.evidence: {path.name} is another"
 
 
@@ -35,6 +36,8 @@ def test_records_are_sealed_and_of_one_kind():
     counted = {record["run"] for record in evidence.finished(evidence.evidence())}
     for plan, selection in evidence.own_plans(MEASURED):
         counted |= set(tabulate(plan, selection).records)
+    for plan in CONFIRM.values():
+        counted |= set(tabulate(plan, evidence.evidence()).records)
     assert counted == {path.parent.name for path in found if read_record(path)["status"] == "finished"}
 
 
@@ -52,10 +55,10 @@ def test_a_changed_digit_does_not_count(tmp_path):
 
 def test_what_the_paper_has_for_the_cells_with_runs(tmp_path):
     claim = CLAIMS["class-il"]
-    [cell] = [cell for cell in claim.cells(evidence.NARROW) if cell.name == "ER-ACE, Split CIFAR-10, M = 500"]
-    bn, ours = (float(evidence.published("table3")[f"ER-ACE w/ {norm}", "Split CIFAR-10 M=500"][0])
+    cell = dict(claim.cells(evidence.NARROW))["ER-ACE, Split CIFAR-10, M = 500"]
+    bn, ours = (float(published("table3")[f"ER-ACE w/ {norm}", "Split CIFAR-10 M=500"][0])
                 for norm in ("BN", "Ours"))  # fmt: skip
-    assert evidence.published_difference(cell) == pytest.approx(ours - bn)
+    assert published_value(cell) == pytest.approx(ours - bn)
     assert evidence.in_the_paper(judge(claim, evidence.evidence(tmp_path))) is None
 
 
@@ -69,19 +72,20 @@ def test_reasons_name_the_cells_that_speak_against_a_statement():
     clear, opposed = (5.0, 5.1, 4.9), (-5.0, -5.1, -4.9)
     open_one = verdict({"there": clear, "here": (-1.0,)}, "there", every=True)
     assert open_one.verdict == OPEN
-    assert evidence.why(open_one) == "+5.0 [+4.8, +5.2], n = 3, but -1.0, n = 1 in here"
+    assert evidence.reason(open_one) == "+5.0 [+4.8, +5.2], n = 3, but -1.0, n = 1 in here"
     failed = verdict({"there": clear, "here": opposed}, "there", every=True)
-    assert (failed.verdict, evidence.why(failed)) == (FAILS, "not in here")
-    assert evidence.why(verdict({"here": opposed}, "here")) == "-5.0 [-5.2, -4.8], n = 3"
-    assert evidence.why(verdict({"here": (1.0,)}, "here")) == "one seed"
+    assert (failed.verdict, evidence.reason(failed)) == (FAILS, "not in here")
+    assert evidence.reason(verdict({"here": opposed}, "here")) == "-5.0 [-5.2, -4.8], n = 3"
+    assert evidence.reason(verdict({"here": (1.0,)}, "here")) == "one seed"
 
 
-@pytest.mark.parametrize(("paper", "told"), [(5.3, True), (5.1, False), (4.7, True), (None, False)])
-def test_what_the_paper_has_may_lie_outside_our_interval(monkeypatch, paper, told):
+@pytest.mark.parametrize(("paper", "is_outside"), [(5.3, True), (5.1, False), (4.7, True), (None, False)])
+def test_the_papers_difference_may_lie_outside_our_interval(monkeypatch, paper, is_outside):
     """[+4.8, +5.2]"""
     monkeypatch.setattr(evidence, "in_the_paper", lambda verdict: paper)
-    found = evidence.outside([verdict({"here": (5.0, 5.1, 4.9)}, "here"), verdict({"there": (5.0,)}, "there")])
-    assert found[2:-1] == ([f"- ours is above: {paper:+.1f}, ours +5.0 [+4.8, +5.2], n = 3"] if told else [])
+    line = evidence.outside(verdict({"here": (5.0, 5.1, 4.9)}, "here"))
+    assert (f"{paper:+.1f}, ours +5.0 [+4.8, +5.2], n = 3" in line) if is_outside else line == ""
+    assert evidence.outside(verdict({"there": (5.0,)}, "there")) == ""
 
 
 def test_the_plan_and_the_hours_behind_a_row():
@@ -97,24 +101,22 @@ def test_the_plan_and_the_hours_behind_a_row():
 
 def test_both_readings_of_cifar100_are_compared_with_the_paper(tmp_path):
     selection = Selection("fixed", Runs(evidence.NARROW, str(tmp_path), measured=tmp_path / "none"), (0,))
-    found = {"cifar100": (21.55, 71.21), "cifar100-10": (22.55, 60.21)}  # published: 24.55, 61.21
-    for data, (class_il, task_il) in found.items():
-        assert evidence.readings_line(selection) == []
+    accuracies = {"cifar100": (21.55, 71.21), "cifar100-10": (22.55, 60.21)}  # published: 24.55, 61.21
+    for data, (class_il, task_il) in accuracies.items():
+        assert evidence.readings(selection) == {}
         finish(selection.runs.of(Experiment("er_ace", "bn", data, 2000), 0), class_il, task_il)
-    (line,) = evidence.readings_line(selection)
-    assert "over the rows that have both (1):" in line
-    assert line.endswith("with 20 tasks Task-IL +10.0, Class-IL -3.0; with 10 Task-IL -1.0, Class-IL -2.0.")
+    assert evidence.readings(selection) == {"rows": 1, "text": ["+10.0", "-3.0"], "code": ["-1.0", "-2.0"]}
 
 
-def test_words():
+def test_numbers_as_text():
     assert evidence.difference(-1.26) == "-1.3"
     assert evidence.interval(Paired((1.0,))) == "–"
     assert evidence.interval(Paired((1.0, 3.0))) == "[-10.7, +14.7]"
-    assert evidence.markdown(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --: |\n| 1 | 2 |\n"
+    assert markdown_table(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --: |\n| 1 | 2 |\n"
 
 
 def test_readme_without_a_place_for_it():
-    with pytest.raises(UsageError, match="put them where the table belongs"):
+    with pytest.raises(UsageError, match="README"):
         evidence.with_part("# A page", "part")
     text = f"before\n{evidence.BEGIN}\nold\n{evidence.END}\nafter\n"
     assert evidence.with_part(text, "new") == f"before\n{evidence.BEGIN}\nnew\n{evidence.END}\nafter\n"

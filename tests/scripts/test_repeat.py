@@ -1,4 +1,4 @@
-"""`repeat`: the same numbers are told from others, and nothing is compared with itself."""
+"""`repeat`: equal numbers are told from others, and every run is really trained again."""
 
 import json
 import shutil
@@ -6,9 +6,9 @@ import shutil
 import pytest
 from conftest import runner
 
-from scripts.reproduce.__main__ import main as reproduce
-from scripts.reproduce.repeat import choose
+from scripts.reproduce import main as reproduce
 from utils.run.records import seal_of
+from utils.studies.repeat import choose, comparison_line
 
 TINY = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4"]
 
@@ -30,81 +30,85 @@ def repeat(records, *words: str) -> int:
                       "--workers", "1", "--gpus", "none"])  # fmt: skip
 
 
+def read(folder) -> dict:
+    return json.loads((folder / "record.json").read_text())
+
+
 def change(records, name: str, **entries) -> None:
-    """A record with a true seal that says something else."""
-    path = records / name / "record.json"
-    record = json.loads(path.read_text()) | entries
-    path.write_text(json.dumps(record | {"seal": seal_of(record)}))
+    """Change entries of a record and seal it again."""
+    record = read(records / name) | entries
+    (records / name / "record.json").write_text(json.dumps(record | {"seal": seal_of(record)}))
 
 
-def test_the_same_numbers_are_identical_and_another_digit_is_told(original, records, capsys):
+def repetitions(records) -> list[dict]:
+    return [read(path.parent) for path in sorted((records.parent / "again").glob("*/runs/*/record.json"))]
+
+
+def test_equal_numbers_are_identical_and_another_digit_differs(original, records, capsys, monkeypatch):
+    monkeypatch.setattr("utils.studies.repeat.time.strftime", lambda _: "first")
     assert repeat(records) == 0
     line, count = capsys.readouterr().out.splitlines()
-    faa = json.loads((original / "record.json").read_text())["results"]["class_il"]["metrics"]["faa"]
-    assert line.startswith(f"identical  {original.name}: class_il {faa}, task_il ")
+    assert line.startswith(f"identical  {original.name}: ")
+    assert "instruction set" not in line
     assert count == "1 of 1 identical"
-    assert (records.parent / "again" / "runs" / original.name / "record.json").is_file()
 
-    results = json.loads((original / "record.json").read_text())["results"]
+    results = read(original)["results"]
     results["class_il"]["matrix"][-1][0] += 1e-9
     change(records, original.name, results=results)
+    monkeypatch.setattr("utils.studies.repeat.time.strftime", lambda _: "second")
     assert repeat(records, original.name) == 1
     line, count = capsys.readouterr().out.splitlines()
     assert line.startswith(f"differs    {original.name}: ")
-    assert "1 threads, torch" in line
     assert count == "0 of 1 identical"
+    first, second = repetitions(records)  # the second is no copy of the first
+    assert first["results"] == second["results"]
+    assert first["seconds"] != second["seconds"]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_run_has_as_many_threads_as_before(original, records, threads, monkeypatch):
-    """Whatever the machine would give it."""
-    monkeypatch.setenv("OMP_NUM_THREADS", str(3 - threads))
-    (before,) = json.loads((original / "record.json").read_text())["conditions"]
-    change(records, original.name, conditions=[before | {"num_threads": threads}])
+def test_another_instruction_set_is_named(original):
+    record = read(original)
+    other = record | {"conditions": [record["conditions"][0] | {"device": "cpu (AVX3)"}]}
+    assert "instruction set" in comparison_line(other, record)
+    assert "cpu (AVX3)" in comparison_line(other, record)
+
+
+def test_a_run_has_as_many_threads_as_before(original, records, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    change(records, original.name, conditions=[read(original)["conditions"][0] | {"num_threads": 2}])
     repeat(records)
-    (now,) = json.loads((records.parent / "again" / "runs" / original.name / "record.json").read_text())["conditions"]
-    assert now["num_threads"] == threads
+    [record] = repetitions(records)
+    assert [each["num_threads"] for each in record["conditions"]] == [2]
 
 
 def test_a_run_without_its_data_is_not_identical(original, records, capsys):
-    config = json.loads((original / "record.json").read_text())["config"]
-    change(records, original.name, config=config | {"dataset": "seq-cifar10", "base_path": "data"})
+    change(records, original.name, config=read(original)["config"] | {"dataset": "seq-cifar10", "base_path": "data"})
     assert repeat(records, "--base_path", str(records / "none")) == 1
     assert capsys.readouterr().out == f"not run    {original.name}\n0 of 1 identical\n"
 
 
-def test_a_choice_is_settled_by_its_seed():
+def test_a_choice_is_the_same_every_time():
     known = [f"run-{number}" for number in range(40)]
-    first = choose(known, [], 10, 0)
-    assert first == choose(known, [], 10, 0) != choose(known, [], 10, 1)
-    assert len(set(first)) == 10
-    assert set(choose(known[:3], [], 10, 0)) == set(known[:3])
-    assert choose(known, ["run-7", "run-7"], 10, 0) == ["run-7"]
+    assert choose(known, [], 10) == choose(known, [], 10)
+    assert len(set(choose(known, [], 10))) == 10
+    assert set(choose(known[:3], [], 10)) == set(known[:3])
+    assert choose(known, ["run-7", "run-7"], 10) == ["run-7"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["er-bn"], "no record of a finished run is called er-bn"),
-        (["--count", "0"], "--count"),
-        (["--records", "nowhere"], "nowhere has no record of a finished run; set --records"),
-        (["--results_path", "RECORDS"], "the new records would be the old ones"),
-    ],
+    ("words", "keyword"), [(["er-bn"], "er-bn"), (["--count", "0"], "--count"), (["--records", "none"], "--records")]
 )
-def test_refusals_are_one_line(records, capsys, words, said):
-    (records.parent / "runs").symlink_to(records)
-    given = [str(records.parent) if word == "RECORDS" else word for word in words]
+def test_refusals_are_one_line(records, capsys, words, keyword):
     try:
-        code = reproduce(["repeat", "--records", str(records), *given])
+        code = reproduce(["repeat", "--records", str(records), *words])
     except SystemExit as error:
         code = error.code
     assert code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert keyword in line
 
 
 def test_a_damaged_record_is_refused(original, records, capsys):
     path = records / original.name / "record.json"
     path.write_text(path.read_text().replace("finished", "Finished"))
     assert repeat(records) == 2
-    assert "its seal does not match" in capsys.readouterr().err
+    assert str(path) in capsys.readouterr().err

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.reproduce.plans import PLANS, Experiment
-from scripts.reproduce.presets import PAPER, PRESETS, SMOKE
-from scripts.reproduce.results import published
-from scripts.reproduce.runs import Runs
-from scripts.reproduce.selection import Selection, needed, score
 from tests.helpers import make_spec
 from tests.scripts.records import finish
-from utils.config.arguments import resolve
 from utils.config.parser import parse
+from utils.config.resolve import resolve
 from utils.run.build import build_network
+from utils.studies.plans import PLANS, Experiment
+from utils.studies.presets import PAPER, PRESETS, SMOKE
+from utils.studies.results import published
+from utils.studies.runs import Runs
+from utils.studies.selection import Selection, required_runs, score
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 IN_PAPER = {
@@ -38,13 +38,13 @@ def test_every_table_and_figure_of_the_paper_is_listed():
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=lambda plan: plan.id)
 def test_number_of_runs(plan):
-    runs, waiting = needed([plan], selection())
+    runs, waiting = required_runs([plan], selection())
     assert (len(runs), waiting) == (IN_PAPER[plan.id], 0)
 
 
 def test_runs_are_shared_between_plans():
     """736 instead of 1692: Tables 2, 3, 10 and 11 have the same ones, the figures most of theirs."""
-    runs, _ = needed(list(PLANS.values()), selection())
+    runs, _ = required_runs(list(PLANS.values()), selection())
     assert (len(runs), sum(IN_PAPER.values())) == (736, 1692)
     recorded = {run.probes for run in runs.values() if run.probes}
     assert recorded == {
@@ -54,7 +54,7 @@ def test_runs_are_shared_between_plans():
 
 
 def test_smoke_is_small():
-    runs, _ = needed(list(PLANS.values()), selection(SMOKE))
+    runs, _ = required_runs(list(PLANS.values()), selection(SMOKE))
     assert len(runs) == 119
     assert {run.known_options["dataset"] for run in runs.values()} == {"seq-digits", "perm-digits"}
 
@@ -75,7 +75,7 @@ def test_table_of_shares_has_both_readings_in_joint_batches_with_one_memory():
     flags = dict(cells[2].experiment.flags)
     assert (cells[2].column, flags) == (("r = 1/5",), {"replay_forward": "joint", "current_share": "1/5"})
     assert cells[2].published == ("table7", "Task-IL ACC", "1/5")
-    assert len(needed([PLANS["table7"]], selection(SMOKE))[0]) == 16  # on what stands for CIFAR-10 alone
+    assert len(required_runs([PLANS["table7"]], selection(SMOKE))[0]) == 16  # on what stands for CIFAR-10 alone
 
 
 def test_cells_of_other_presets_never_name_the_papers_data():
@@ -95,7 +95,7 @@ def test_shell_sweep_has_the_runs_of_the_plan(plan):
         program, *words = shlex.split(line)
         assert program == "main.py"
         found.add(runs.run_with(parse(words)).name)
-    assert found == set(needed([plan], selection())[0])
+    assert found == set(required_runs([plan], selection())[0])
 
 
 def test_command_of_a_run_is_what_main_takes():
@@ -112,7 +112,7 @@ def test_command_of_a_run_is_what_main_takes():
 
 def test_further_norms_are_rows_of_every_table_of_accuracies():
     preset = replace(SMOKE, also=("bnt",))
-    more, _ = needed(list(PLANS.values()), selection(preset))
+    more, _ = required_runs(list(PLANS.values()), selection(preset))
     assert (
         len(more) == 119 + 8 + 3 + 2 + 1 + 8 + 8
     )  # online, offline, fine-tuning and joint, domains, batch size, buffer
@@ -126,7 +126,7 @@ def test_run_for_another_machine_has_whole_paths(tmp_path, monkeypatch):
     """The data folder too, where it is the default: a worker stands elsewhere."""
     monkeypatch.chdir(tmp_path)
     run = Runs(PAPER).of(Experiment("sgd", "bn", "cifar10"), 0)
-    moved = run.anywhere()
+    moved = run.with_absolute_paths()
     assert "base_path" not in run.known_options
     assert moved.known_options["base_path"] == str(tmp_path / "data")
     assert moved.known_options["results_path"] == str(tmp_path / "results")
@@ -158,7 +158,7 @@ def test_validation_searches_on_held_out_data_before_the_runs_of_the_tables(tmp_
     assert all(run.known_options["validation"] == 0.1 for [run] in grid.values())
     assert found.winner(OURS) is None
     assert found.final(OURS) is None
-    runs, waiting = needed([PLANS["table6"]], found)
+    runs, waiting = required_runs([PLANS["table6"]], found)
     assert (len(runs), waiting) == (3 + 4, 1)
 
 
@@ -171,20 +171,6 @@ def test_winner_is_the_best_mean_over_seeds(tmp_path):
     assert found.winner(OURS) == {"kappa": 0.4, "lambd": 1.0}
     assert [run.known_options["lambd"] for run in found.final(OURS)] == [1.0, 1.0]
     assert "validation" not in found.final(OURS)[0].known_options
-
-
-def test_first_tasks_and_another_data_set_may_choose(tmp_path):
-    early = selection(SMOKE, "first_tasks", results_path=str(tmp_path))
-    for key, seen in (("cifar10", 3), ("cifar100", 1)):  # of five and of two tasks
-        for [run] in early.grid(Experiment("derpp", "adab2n", key, 200)).values():
-            assert (run.known_options["stop_after"], run.known_options["validation"]) == (seen, 0.1)
-    elsewhere = selection(SMOKE, "other", results_path=str(tmp_path))
-    for number, [run] in enumerate(elsewhere.grid(OURS).values()):  # M = 50 of both is the smaller
-        assert (run.known_options["n_tasks"], run.known_options["buffer_size"]) == (5, 50)
-        finish(run, 10 + number)
-    [final] = elsewhere.final(OURS)
-    assert [final.known_options[name] for name in ("n_tasks", "kappa", "lambd")] == [2, 1.0, 1.0]
-    assert not {"validation", "stop_after"} & final.known_options.keys()
 
 
 def test_domains_are_chosen_by_their_own_accuracy():

@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts.reproduce import report
-from scripts.reproduce.plans import PLANS, Cell, Experiment
-from scripts.reproduce.presets import PAPER, SMOKE
-from scripts.reproduce.results import Result, Table, signed_rank, tabulate, warnings
-from scripts.reproduce.runs import Runs, Speed
-from scripts.reproduce.selection import Selection
-from scripts.reproduce.trial import Trial
 from tests.scripts.records import finish
-from utils.config.arguments import resolve
-from utils.run.sources import sources_of
+from utils.studies import render
+from utils.studies.plans import PLANS, Cell, Experiment
+from utils.studies.presets import PAPER, SMOKE
+from utils.studies.results import Result, Table, signed_rank, tabulate, warnings
+from utils.studies.runs import Runs
+from utils.studies.selection import Selection
 
 
 def selection(folder, preset=PAPER, seeds=(0, 1, 2)) -> Selection:
@@ -39,7 +36,7 @@ def finished_table4(folder, *, without: str = "", **changes) -> tuple[Selection,
 
 
 def page_of(tables, facts=(), problems=(), folder=Path("reports")) -> str:
-    return report.html(report.Report(tables, list(facts), list(problems), [], []), folder)
+    return render.html(render.Report(tables, list(facts), list(problems), [], []), folder)
 
 
 OFFLINE = "Split Mini-ImageNet, M = 2000"
@@ -62,18 +59,18 @@ def test_cell_beside_the_published_number(tmp_path):
 
 def test_z_needs_spread_on_both_sides():
     of = {"cell": None, "paper": 5.0}
-    assert Result(values=[4.0, 6.0], **of).z is None
-    assert Result(values=[4.0], paper_std=1.0, **of).z is None
-    assert Result(values=[4.0, None, 8.0], paper_std=0.0, **of).z == pytest.approx(1 / math.sqrt(8 / 2))
-    assert Result(values=[None], paper_std=1.0, **of).difference is None
+    assert Result(values={0: 4.0, 1: 6.0}, **of).z is None
+    assert Result(values={0: 4.0}, paper_std=1.0, **of).z is None
+    assert Result(values={0: 4.0, 1: None, 2: 8.0}, paper_std=0.0, **of).z == pytest.approx(1 / math.sqrt(8 / 2))
+    assert Result(values={0: None}, paper_std=1.0, **of).difference is None
 
 
 def test_missing_stays_missing(tmp_path):
     _, table = finished_table4(tmp_path, without="cn")
     found = cell(table, "CN", "Class-IL", "LiDER")
     assert (found.mean, found.n, found.complete) == (None, 0, False)
-    assert "missing (n = 0 of 3; paper 9.97 ± 0.36)" in report.markdown(table)
-    assert "\nCN & -- & -- & --" in report.latex(table)
+    assert "missing (n = 0 of 3; paper 9.97 ± 0.36)" in render.markdown(table)
+    assert "\nCN & -- & -- & --" in render.latex(table)
     page = page_of([table])
     assert page.count('<td><span class="missing">missing</span><small>n = 0 of 3</small><small>paper') == 6
     assert "means that no finished run stands behind the cell" in page
@@ -84,10 +81,10 @@ def test_gain_over_bn_is_paired_by_seed(tmp_path):
     [gain, *_] = [cell for cell in PLANS["fig2"].cells(SMOKE) if cell.column[0] == "Class-IL"]
     for run, value in zip(found.final(gain.experiment), (50.0, 70.0), strict=True):
         finish(run, value)
-    for run, value in zip(found.final(gain.over), (40.0, 55.0), strict=True):
+    for run, value in zip(found.final(gain.baseline), (40.0, 55.0), strict=True):
         finish(run, value)
     result = tabulate(PLANS["fig2"], found).results[(gain.group, gain.row), gain.column]
-    assert result.values == [10.0, 15.0]
+    assert result.values == {0: 10.0, 1: 15.0}
 
 
 def test_running_time_has_flops_without_any_run(tmp_path):
@@ -122,19 +119,19 @@ def test_our_single_seeds_are_paired(tmp_path):
 
 
 def test_few_pairs_are_called_few():
-    assert signed_rank([1.0, 2.0, 3.0]).words() == (
+    assert signed_rank([1.0, 2.0, 3.0]).text() == (
         "2.5e-01 (n = 3: above in 3, below in 0; too few pairs to mean anything)"
     )
-    assert signed_rank([0.0, 0.0]).words() == "all 2 pairs equal"
-    assert signed_rank([0.0] * 5 + [-1.0]).words() == (
+    assert signed_rank([0.0, 0.0]).text() == "all 2 pairs equal"
+    assert signed_rank([0.0] * 5 + [-1.0]).text() == (
         "1.0e+00 (n = 1: above in 0, below in 1, 5 equal; too few pairs to mean anything)"
     )
     assert signed_rank([0.3 - 0.1, 0.2, -0.2, 0.1 + 0.1, 0.2, 0.2]) == signed_rank([0.2, 0.2, -0.2, 0.2, 0.2, 0.2])
-    assert signed_rank([]).words() == "missing"
+    assert signed_rank([]).text() == "missing"
 
 
 def test_numbers_of_the_tests_are_numbers_in_the_csv(tmp_path):
-    lines = list(csv.DictReader(StringIO(report.as_csv([tabulate(PLANS["table10"], selection(tmp_path))]))))
+    lines = list(csv.DictReader(StringIO(render.as_csv([tabulate(PLANS["table10"], selection(tmp_path))]))))
     [line] = [one for one in lines if (one["row"], one["column"]) == ("p from the published means", "Online / BN")]
     assert float(line["p"]) == pytest.approx(2 / 2**24)
     assert [float(line[name]) for name in ("n", "wins", "losses", "equal")] == [24, 24, 0, 0]
@@ -145,7 +142,7 @@ def test_numbers_of_the_tests_are_numbers_in_the_csv(tmp_path):
 
 def test_best_is_bold_and_far_away_is_flagged(tmp_path):
     _, table = finished_table4(tmp_path)
-    text = report.markdown(table)
+    text = render.markdown(table)
     assert "**31.00 ± 1.00** ⚠ (n = 3; paper 11.05 ± 0.10; Δ +19.95; z +34.4)" in text
     assert f"| {OFFLINE}: BN | 22.00 ± 2.00 ⚠ (n = 3; paper 36.36 ± 2.33; Δ -14.36; z -8.1)" in text
     assert "11.00 ± 1.00 (n = 3; paper 10.85 ± 0.54; Δ +0.15; z +0.2)" in text
@@ -158,7 +155,7 @@ def test_direction_is_the_metrics_own(metric, best):
     """Also where a table has several."""
     path = ("results", "domain_il", "metrics", metric)
     results = {
-        (("", row), ("x",)): Result(Cell("", row, ("x",), Experiment("er", "bn", "digits"), path), [value])
+        (("", row), ("x",)): Result(Cell("", row, ("x",), Experiment("er", "bn", "digits"), path), {0: value})
         for row, value in (("a", 1.0), ("b", 2.0))
     }
     table = Table("t", "", "", "", [("x",)], [("", "a"), ("", "b")], results, comparable=False)
@@ -167,7 +164,7 @@ def test_direction_is_the_metrics_own(metric, best):
 
 def test_latex_has_the_papers_layout(tmp_path):
     _, table = finished_table4(tmp_path)
-    lines = report.latex(table).splitlines()
+    lines = render.latex(table).splitlines()
     assert lines[0] == r"\begin{table*}"
     assert lines[4] == r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"
     assert lines[5:9] == [
@@ -183,7 +180,7 @@ def test_latex_has_the_papers_layout(tmp_path):
 @pytest.mark.parametrize("preset", [PAPER, SMOKE], ids=["paper", "smoke"])
 def test_rows_of_latex_fill_the_columns(id, preset, tmp_path):
     table = tabulate(PLANS[id], selection(tmp_path, preset))
-    rows = [line for line in report.latex(table).splitlines() if line.endswith(r"\\")]
+    rows = [line for line in render.latex(table).splitlines() if line.endswith(r"\\")]
     assert len(rows) >= len(table.rows) + len(table.texts)
     for row in rows:
         cells = row.removesuffix(r"\\").split(" & ")
@@ -193,7 +190,7 @@ def test_rows_of_latex_fill_the_columns(id, preset, tmp_path):
 
 def test_csv_has_every_cell(tmp_path):
     _, table = finished_table4(tmp_path, without="cn")
-    lines = list(csv.DictReader(StringIO(report.as_csv([table]))))
+    lines = list(csv.DictReader(StringIO(render.as_csv([table]))))
     assert len(lines) == 18
     [ours] = [line for line in lines if line["row"] == "AdaB²N" and line["column"] == "Class-IL / LiDER"]
     assert [ours[name] for name in ("method", "norm", "dataset", "memory", "setting", "metric")] == [
@@ -229,9 +226,9 @@ def test_every_seed_leads_to_its_record(tmp_path):
 def test_figures_are_part_of_the_page(tmp_path):
     for stem in ("fig3", "fig3-dark"):
         (tmp_path / f"{stem}.svg").write_text(f"<svg>{stem}</svg>")
-    picture = report.Picture("fig3", "heat", "heat, as run here", tmp_path)
+    picture = render.Picture("fig3", "heat", "heat, as run here", tmp_path)
     table = tabulate(PLANS["fig3"], selection(tmp_path))
-    page = report.html(report.Report([table], [], [], [], [picture]), tmp_path)
+    page = render.html(render.Report([table], [], [], [], [picture]), tmp_path)
     light, dark = (base64.b64encode(f"<svg>{stem}</svg>".encode()).decode() for stem in ("fig3", "fig3-dark"))
     assert f'src="data:image/svg+xml;base64,{light}"' in page
     assert f'srcset="data:image/svg+xml;base64,{dark}"' in page
@@ -251,7 +248,7 @@ def test_other_presets_show_no_difference_to_the_paper(tmp_path):
     for experiment in {cell.experiment for cell in PLANS["table4"].cells(SMOKE)}:
         for run in found.final(experiment):
             finish(run, 30.0, 60.0)
-    text = report.markdown(tabulate(PLANS["table4"], found))
+    text = render.markdown(tabulate(PLANS["table4"], found))
     assert "**60.00 ± 0.00** (n = 2; paper 36.36 ± 2.33)" in text
     assert "Δ" not in text
     assert " z " not in text
@@ -260,39 +257,9 @@ def test_other_presets_show_no_difference_to_the_paper(tmp_path):
 def test_records_of_another_kind_are_warned_of(tmp_path):
     found, table = finished_table4(tmp_path)
     assert warnings([table]) == warnings([tabulate(PLANS["table10"], found)]) == []
-    sources = sources_of(resolve(found.final(next(PLANS["table4"].cells(PAPER)).experiment)[0].known_options))
-    changes = {
-        "sources": {name: digest for name, digest in sources.items() if name != "models/method.py"},
-        "conditions": [{"num_threads": n, "device": "cpu", "torch": "2", "norm_impl": "torch"} for n in (1, 2)],
-    }
-    found, table = finished_table4(tmp_path / "other", **changes)
+    conditions = [{"num_threads": n, "device": "cpu", "torch": "2", "norm_impl": "torch"} for n in (1, 2)]
+    found, table = finished_table4(tmp_path / "other", conditions=conditions, code_changes=[{"step": 1, "files": []}])
     assert len(warnings([tabulate(PLANS["table10"], found)])) >= 2
-    *code, threads = warnings([table])
-    records = len(table.records)
-    assert f"models/method.py (new) has changed since {records} of {records} records were made: table4" in code
-    assert threads == "records of different thread counts (1, 2), which round differently: table4"
-
-
-def test_time_of_a_run_by_the_nearest_measured_speed(tmp_path, monkeypatch):
-    tried = []
-    monkeypatch.setattr(
-        "scripts.reproduce.runs.try_out",
-        lambda config, spec, threads: tried.append(config.dataset) or Trial(4, 2.0, "cpu", batch_size=20),
-    )
-    found, _ = finished_table4(tmp_path)
-    speed = Speed(found.runs)
-    [gn] = [
-        cell.experiment
-        for cell in PLANS["table2"].cells(PAPER)
-        if cell.row == "DER++ w/ GN" and cell.column == ("Split Mini-ImageNet", "M = 2000")
-    ]
-    run = found.final(gn)[0]
-    offline_steps = 20 * 50 * math.ceil(2500 / 32)
-    assert speed.seconds(run) == pytest.approx(5000 * 12.0 / offline_steps)
-    assert (tried, speed.about_trials()) == ([], [])  # only where nothing comparable has been run
-    for run in found.final(next(PLANS["table2"].cells(PAPER)).experiment):
-        assert speed.seconds(run) == run.steps * 0.25  # batches of 10
-    assert tried == ["seq-cifar10"]
-    assert speed.about_trials() == [
-        "seq-cifar10: nothing comparable has been run yet; measured over 4 steps on this machine's cpu"
-    ]
+    code, threads = warnings([table])
+    assert f"{len(table.records)} records" in code
+    assert "thread counts (1, 2)" in threads

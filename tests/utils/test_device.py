@@ -12,33 +12,19 @@ import torch
 from helpers import CPU, build_run, make_spec, make_stream, run_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import utils.device
-import utils.run.estimate
 from datasets.seq_digits import SeqDigits
-from utils.config.arguments import identity_options, resolve
-from utils.device import memory_of, pick_device, send_together, set_up_device, to_device
+from utils.config.resolve import identity_options, resolve
+from utils.device import pick_device, send_together, set_up_device
 from utils.errors import UsageError
-from utils.run.build import Data, build_network
+from utils.run.build import StreamBuilder
 from utils.run.estimate import memory_estimate
-from utils.step import Place
+from utils.step import StepIndex
 
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "2"]
 
 
 def config_of(**flags):
     return resolve({"model": "sgd", "dataset": "seq-digits"} | flags)
-
-
-# --- how much memory ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("limit", "counts"), [("4096\n", True), ("max\n", False), (f"{2**70}", False), (None, False)])
-def test_memory_is_that_of_the_machine_or_what_a_container_leaves_of_it(tmp_path, monkeypatch, limit, counts):
-    if limit is not None:
-        (tmp_path / "limit").write_text(limit)
-    monkeypatch.setattr(utils.device, "CONTAINER_LIMIT", tmp_path / "limit")
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert memory_of(CPU) == (4096 if counts else machine)
 
 
 # --- which device ---------------------------------------------------------------------------------------------
@@ -79,7 +65,7 @@ def test_cpu_leaves_the_current_device_alone(two_gpus):
 
 def test_device_beyond_the_last_is_refused(two_gpus):
     assert pick_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(UsageError, match=re.escape("--device cuda:2: this machine has 2 CUDA devices")):
+    with pytest.raises(UsageError, match="--device cuda:2"):
         set_up_device(config_of(device="cuda:2"))
     assert two_gpus == []
 
@@ -137,46 +123,7 @@ def test_arrays_for_a_device_travel_in_one_copy(monkeypatch):
     assert offsets == np.cumsum([0] + [array.size for array in ARRAYS[:-1]]).tolist()
 
 
-def test_copies_are_counted(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    copies = Copies()
-    with copies:
-        for array in ARRAYS:
-            to_device(array, torch.device("meta"))
-    assert len(copies.made) == len(ARRAYS)
-
-
 # --- dry runs -------------------------------------------------------------------------------------------------
-
-TRITON = ["--model", "er", "--norm", "adab2n", "--norm_impl", "triton", *DIGITS, "--dry_run"]
-
-
-@pytest.mark.parametrize("impl", ["triton", "auto", "reference"])
-def test_dry_run_of_kernels_is_fine_where_there_is_a_gpu(run_main, monkeypatch, impl):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(utils.run.estimate, "pick_device", lambda name: torch.device("cuda"))
-    ended = run_main(*TRITON, "--norm_impl", impl)
-    assert (ended.code, ended.stderr) == (0, "")
-    assert f"  norm_impl = {impl}" in ended.stdout.splitlines()
-    assert "memory: about " in ended.stdout
-
-
-def test_dry_run_of_triton_is_refused_where_there_is_none(run_main, monkeypatch, results):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(utils.run.estimate, "pick_device", lambda name: CPU)
-    ended = run_main(*TRITON)
-    assert (ended.code, ended.stdout) == (2, "")
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: --norm_impl triton needs a CUDA device")
-    assert not results.exists()
-
-
-def test_dry_run_of_compiled_kernels_is_refused_where_there_is_a_gpu(run_main, monkeypatch):
-    monkeypatch.setattr(utils.run.estimate, "pick_device", lambda name: torch.device("cuda"))
-    ended = run_main(*TRITON, "--norm_impl", "compiled")
-    assert ended.code == 2
-    (line,) = ended.stderr.splitlines()
-    assert "--norm_impl compiled needs a CPU" in line
 
 
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
@@ -185,7 +132,7 @@ def test_dry_run_counts_the_batches_of_a_step(norm):
         config = resolve(
             {"model": model, "norm": norm, "dataset": "seq-cifar10", "num_filters": 4, "device": "cpu"} | flags
         )
-        return memory_estimate(config, Data(config).spec)["activations"]
+        return memory_estimate(config, StreamBuilder(config).spec)["activations"]
 
     one = activations("sgd")
     assert one > 0
@@ -197,7 +144,7 @@ def test_dry_run_counts_the_batches_of_a_step(norm):
 
 def test_dry_run_counts_other_memory_exactly():
     config = resolve({"model": "er", "dataset": "seq-cifar10", "num_filters": 4, "device": "cpu", "buffer_size": 500})
-    memory = memory_estimate(config, Data(config).spec)
+    memory = memory_estimate(config, StreamBuilder(config).spec)
     assert memory["data"] == 60_000 * 3072
     assert memory["buffer"] == 500 * (3072 + 4 * 8)  # label and task are on the host too
 
@@ -230,22 +177,9 @@ def test_data_set_is_built_once_in_a_command(run_main, built, flags):
         assert len(built) == 3
 
 
-@pytest.mark.parametrize(("fidelity", "lr"), [("official", 0.1), ("paper", 0.03)])
-@pytest.mark.parametrize("model", ["joint", "sgd"])
-def test_learning_rate_of_joint_training_on_cifar10(model, fidelity, lr):
-    flags = {"model": model, "dataset": "seq-cifar10"}
-    assert resolve(flags | {"fidelity": fidelity}).lr == lr
-    assert resolve(flags | {"fidelity": fidelity, "lr": 0.5}).lr == 0.5
-    assert resolve(flags).lr == 0.1
-    assert resolve(flags | {"model": "er", "fidelity": fidelity}).lr == 0.03
-
-
-def test_option_that_nobody_has_is_bad_usage():
-    with pytest.raises(UsageError, match="there is no option 'buffersize'; did you mean buffer_size") as caught:
+def test_unknown_option_is_bad_usage():
+    with pytest.raises(UsageError, match="did you mean buffer_size"):
         config_of(buffersize=3)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(UsageError, match="no option 'xyzzy'"):
-        config_of(xyzzy=3)
 
 
 # --- how threads wait -----------------------------------------------------------------------------------------
@@ -255,7 +189,7 @@ OF_THE_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 RUN_OF_A_SWEEP = """
 import sys
 from pathlib import Path
-from scripts.reproduce.worker import Worker
+from utils.studies.worker import Worker
 
 worker = Worker()
 worker.start("a run", ["--list"], Path(sys.argv[1]), {})
@@ -277,6 +211,25 @@ def spins(*words: str, **environment: str) -> list[str]:
     return re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
 
 
+# --- determinism ----------------------------------------------------------------------------------------------
+
+
+def test_deterministic_run_uses_deterministic_algorithms_and_has_the_same_results(run_main, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", asked.append)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    command = ["--model", "er", *DIGITS, "--debug_mode", "--device", "cpu"]
+    plain = run_main(*command)
+    assert asked == []
+    deterministic = run_main(*command, "--rerun", "--deterministic")
+    assert (deterministic.code, asked) == (0, [True])
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert torch.backends.cudnn.benchmark is False
+    assert deterministic.folder == plain.folder
+    assert deterministic.record["results"] == plain.record["results"]
+
+
 def test_threads_of_a_command_do_not_wait_for_long():
     assert spins("main.py", "--list") == ["1000"]
     assert spins("-c", "import torch") == ["300000"]  # unless told
@@ -293,13 +246,13 @@ def test_how_the_user_has_threads_wait_counts(name, value, found):
     assert spins("main.py", "--list", **{name: value}) == [found]
 
 
-# --- half precision and channels-last -----------------------------------------------------------------------------
+# --- half precision -------------------------------------------------------------------------------------------
 
 
 def test_half_of_double_precision_is_refused(run_main):
     ended = run_main("--model", "er", *DIGITS, "--dry_run", "--amp", "bfloat16", "--dtype", "float64")
     assert ended.code == 2
-    assert ended.stderr == "error: --amp bfloat16 is float32 with some of it in half: leave --dtype float64 out\n"
+    assert "--dtype" in ended.stderr
 
 
 def test_half_precision_is_another_run_and_none_is_not():
@@ -323,7 +276,7 @@ def test_a_step_in_half_precision(norm):
         net.conv1.register_forward_hook(lambda layer, inputs, output, seen=seen: seen.add(output.dtype))
         method.grow()
         net.train()
-        step = method.step(next(stream.batches(0, 0, 0)), Place(0, 0))
+        step = method.step(next(stream.batches(0, 0, 0)), StepIndex(0, 0))
         assert seen == {torch.float32 if amp == "none" else torch.bfloat16}
         assert step.outputs["current"].logits.dtype == step.loss.dtype == torch.float32
         assert {parameter.grad.dtype for parameter in net.parameters() if parameter.grad is not None} == {torch.float32}
@@ -331,24 +284,3 @@ def test_a_step_in_half_precision(norm):
         losses[amp] = step.loss.item()
     assert losses["bfloat16"] == pytest.approx(losses["none"], rel=0.05)
     assert losses["bfloat16"] != losses["none"]
-
-
-@pytest.mark.parametrize(
-    ("capability", "options", "refused"),
-    [
-        ("AVX512", {"num_filters": 15}, 15),
-        ("AVX512", {"num_filters": 16}, None),
-        ("AVX2", {"num_filters": 7}, 7),
-        ("AVX2", {"num_filters": 8}, None),
-        ("AVX512", {"num_filters": 4, "dtype": "float64"}, None),  # which oneDNN does not compute
-        ("AVX512", {"num_filters": 4, "channels_last": "auto"}, None),
-    ],
-)
-def test_channels_last_is_refused_for_convolutions_that_it_would_spoil(capability, options, refused, monkeypatch):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    config = resolve({"model": "er", "dataset": "seq-cifar10", "channels_last": "yes", "device": "cpu"} | options)
-    if refused is None:
-        build_network(config, make_spec(), CPU)
-        return
-    with pytest.raises(UsageError, match=f"--channels_last yes: .* has one with {refused}: leave it out"):
-        build_network(config, make_spec(), CPU)

@@ -4,10 +4,11 @@ import json
 import os
 import signal
 
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from utils.files import OwnedLock, write_json
+from utils.files import RunLocked, folder_lock, is_locked, write_json
 
 
 def test_a_row_of_numbers_is_a_line(tmp_path):
@@ -17,6 +18,7 @@ def test_a_row_of_numbers_is_a_line(tmp_path):
     )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.recursive(
         st.text('[]{}",\\ \n1') | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.none(),
@@ -29,19 +31,29 @@ def test_what_is_written_is_what_is_read(tmp_path_factory, value):
     assert json.loads(path.read_text()) == value
 
 
+def test_lock_names_its_owner_and_is_free_afterwards(tmp_path):
+    assert not is_locked(tmp_path)
+    with folder_lock(tmp_path):
+        assert is_locked(tmp_path)
+        with pytest.raises(RunLocked, match=f"process {os.getpid()} on "), folder_lock(tmp_path):
+            pass
+    assert not is_locked(tmp_path)
+    with folder_lock(tmp_path):
+        pass
+
+
 def test_forked_process_does_not_have_the_lock_of_its_parent(tmp_path):
-    lock = OwnedLock(tmp_path)
     there, is_there = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(is_there, b"x")
-        signal.pause()
-        os._exit(0)
-    try:
+    with folder_lock(tmp_path):
+        child = os.fork()
+        if child == 0:
+            os.write(is_there, b"x")
+            signal.pause()
+            os._exit(0)
         os.read(there, 1)
-        assert OwnedLock.is_held(tmp_path)
-        lock.release()
-        OwnedLock(tmp_path).release()  # while the child lives
+        assert is_locked(tmp_path)
+    try:
+        assert not is_locked(tmp_path)  # while the child lives
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

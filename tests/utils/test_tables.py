@@ -30,24 +30,20 @@ def test_a_report():
 
 
 @pytest.mark.parametrize(
-    ("options", "word", "line"),
+    ("options", "words"),
     [
-        ({"validation": 0.1}, "validation", "measured on 0.1 of the training data, held out (--validation)"),
-        ({"debug_mode": True}, "debug", "trained on three batches an epoch (--debug_mode)"),
-        (
-            {"debug_mode": True, "validation": 0.25},
-            "validation, debug",
-            "measured on 0.25 of the training data, held out (--validation); "
-            "trained on three batches an epoch (--debug_mode)",
-        ),
+        ({"validation": 0.1}, "validation"),
+        ({"debug_mode": True}, "debug"),
+        ({"debug_mode": True, "validation": 0.25}, "validation, debug"),
     ],
 )
-def test_what_are_no_test_results_is_said_in_every_table(options, word, line):
+def test_every_table_says_that_it_has_no_test_results(options, words):
     lines = run_report(record(**options)).splitlines()
-    assert lines[:2] == ["a-run", f"no test results: {line}"]
+    assert lines[0] == "a-run"
+    assert lines[1].startswith("no test results: ")
     for title in ("Class-IL accuracy, %", "Task-IL accuracy, %", "summary, %"):
-        assert any(line.startswith(f"{title} [{word}]  ") for line in lines)
-    assert report_over_seeds([record(**options)], 1).startswith(f"mean ± std over 1 seed, % [{word}]  ")
+        assert any(line.startswith(f"{title} [{words}]  ") for line in lines)
+    assert report_over_seeds([record(**options)], 1).startswith(f"mean ± std over 1 seed, % [{words}]  ")
 
 
 def test_forward_transfer_in_class_il_has_its_caveat_and_nothing_else_has():

@@ -1,1 +1,1 @@
-"""Configuration: what can be chosen (registry, options) and how a command becomes a configuration (arguments)."""
+"""Configuration: registries, options, parsing of commands and files, resolution of defaults."""

@@ -1,27 +1,21 @@
-"""`python main.py --list [models|norms|datasets|backbones|switches]`: what is registered, a line each."""
+"""`python main.py --list [models|norms|datasets|backbones|switches]`: what is registered, one line each."""
 
 from __future__ import annotations
 
-from utils.config.arguments import SELECTORS, switches
+from textwrap import indent
+
+from utils.config.resolve import SELECTORS, switches
 from utils.errors import UsageError
+from utils.tables import aligned
 
 
-def listing(words: list[str]) -> str:
-    sections = {f"{name}s": _registered(name) for name in SELECTORS} | {"switches": _switches()}
-    unknown = [word for word in words if word not in sections]
-    if unknown:
-        raise UsageError(f"--list {unknown[0]}: choose from {', '.join(sections)}")
-    return "\n\n".join(f"{title}\n{body}" for title, body in sections.items() if not words or title in words)
-
-
-def _registered(selector: str) -> str:
-    entries = SELECTORS[selector].entries()
-    width = max(map(len, entries))
-    return "\n".join(f"  {name.ljust(width)}  {entries[name].help}" for name in sorted(entries))
-
-
-def _switches() -> str:
-    rows = [["  flag", "official", "paper", "of", "meaning"]]
-    rows += [[f"  {name}", str(official), str(paper), owner, text] for owner, name, official, paper, text in switches()]
-    widths = [max(len(row[k]) for row in rows) for k in range(4)]
-    return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[4]]) for row in rows)
+def listing(sections: list[str]) -> str:
+    tables = {
+        f"{name}s": [[entry.name, entry.help] for _, entry in sorted(registry.entries().items())]
+        for name, registry in SELECTORS.items()
+    }
+    rows = [[name, str(official), str(paper), owner, text] for owner, name, official, paper, text in switches()]
+    tables["switches"] = [["flag", "official", "paper", "of", "meaning"], *rows]
+    if unknown := [section for section in sections if section not in tables]:
+        raise UsageError(f"--list {unknown[0]}: no such section; choose from {', '.join(tables)}")
+    return "\n\n".join(f"{name}\n{indent(aligned(tables[name], 'left'), '  ')}" for name in sections or tables)

@@ -1,26 +1,23 @@
-"""What an option is, how its values are checked, and how a default may depend on other choices.
+"""Options: what a flag is, how its value is parsed, and how its default may depend on other choices.
 
 Every owner (the loop, a data set, a model, a norm, a backbone) declares its options beside its code:
 
-    Option("kappa", number(0, 1), "between cumulative (0) and exponential (1) average", default=0.7)
+    Option("kappa", number(0, 1), "Interpolates between cumulative (0) and exponential (1) average.", default=0.7)
 
-A default is a plain value, `ByFidelity(official, paper)` for a switch on which the paper and the released
-code differ, or `SameAs("batch_size")`. Owners may also set defaults of options that are not theirs, under
-conditions, with `Rule`s; `utils.config.arguments` is the one place that resolves all of it.
+A default is a plain value, `ByFidelity(official, paper)` for a switch on which the paper and the released code differ,
+or `SameAs("batch_size")`. With `Rule`s, owners set defaults of options that are not theirs. `utils.config.resolve`
+resolves all of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import errno
 import math
-import os
 import re
-import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True)
@@ -46,16 +43,34 @@ ALWAYS_COUNTED: Any = object()  # equal to no value of an option
 
 @dataclass(frozen=True)
 class Option:
+    """One flag of a run.
+
+    Args:
+        name: The flag without dashes, and the attribute of the configuration.
+        type: A function from text to value, `choice("a", "b")`, or `flag` for an option without a value.
+        help: A sentence for --help.
+        default: A value, a `ByFidelity` or a `SameAs`.
+        changes_numbers: Whether another value gives other results. Only then the option identifies a run.
+        omit_from_hash_at: At this value the option is not hashed, so that runs from before the option keep their names.
+        several: Whether the flag takes several values, as a tuple.
+        old_name: The name before a renaming. It is still accepted, and still the key in a run's identity.
+        check: `check(config, explicit)` is called with all resolved values and with those that the user gave. It raises
+            UsageError where they contradict each other, and may set options that follow from this one.
+    """
+
     name: str
-    type: Callable[[str], Any]
+    type: Callable[[str], Any] | tuple[str, ...]
     help: str
     default: Any = None
-    # Does another value of it make other numbers? Only then is it part of a run's identity.
     changes_numbers: bool = True
-    # The value at which it is left out of that identity all the same: an option that came later does not rename the
-    # runs there were before, when it stands at what they did.
-    neutral: Any = ALWAYS_COUNTED
-    several: bool = False  # takes several values, also by being given again; a tuple
+    omit_from_hash_at: Any = ALWAYS_COUNTED
+    several: bool = False
+    old_name: str | None = None
+    check: Callable[[dict[str, Any], dict[str, Any]], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.type is bool and self.default is None:
+            object.__setattr__(self, "default", False)
 
     @property
     def flag(self) -> str:
@@ -90,59 +105,68 @@ def at_least(low: float) -> Callable[[float], bool]:
     return lambda value: value is not None and value >= low
 
 
-# --- value types: callables from text to value that refuse with a readable line ------------------------------
-#
-# `metavar`, if one has it, is what --help calls the value.
+# --- value types ------------------------------------------------------------------------------------------------------
+
+flag = bool  # the type of options without a value
+Parse = TypeVar("Parse", bound=Callable[[str], Any])
+Number = TypeVar("Number", int, float)
 
 
-def _refuse(wanted: str, text: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}")
+def value_type(metavar: str) -> Callable[[Parse], Parse]:
+    """Decorate a function from text to value with the name that --help gives the value."""
+
+    def mark(parse: Parse) -> Parse:
+        parse.__dict__["metavar"] = metavar
+        return parse
+
+    return mark
 
 
-def _between(kind: str, low: float, high: float) -> str:
-    if math.isinf(high):
-        return kind if math.isinf(low) else f"{kind} of at least {low}"
-    return f"{kind} from {low} to {high}"
+def choice(*names: str) -> tuple[str, ...]:
+    """Return the type of an option that has one of these values."""
+    return names
+
+
+def invalid(wanted: str, text: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"must be {wanted} (got {text[:80]!r})")
 
 
 def integer(low: float = -math.inf, high: float = 10**9) -> Callable[[str], int]:
-    wanted = _between("a whole number", low, high)
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise _refuse(wanted, text) from None
-        if not low <= value <= high:
-            raise _refuse(wanted, text)
-        return value
-
-    parse.metavar = "N"
-    return parse
+    return _bounded(int, "an integer", "N", low, high)
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, exclusive: bool = False) -> Callable[[str], float]:
-    wanted = _between("a number", low, high) + (", ends excluded" if exclusive else "")
+    return _bounded(float, "a number", "X", low, high, exclusive)
 
-    def parse(text: str) -> float:
+
+def _bounded(
+    convert: Callable[[str], Number], kind: str, metavar: str, low: float, high: float, exclusive: bool = False
+) -> Callable[[str], Number]:
+    if not math.isinf(high):
+        kind += f" from {low} to {high}" + ", ends excluded" * exclusive
+    elif not math.isinf(low):
+        kind += f" of at least {low}"
+
+    @value_type(metavar)
+    def parse(text: str) -> Number:
         try:
-            value = float(text)
+            value = convert(text)
         except ValueError:
-            raise _refuse(wanted, text) from None
+            raise invalid(kind, text) from None
         inside = low < value < high if exclusive else low <= value <= high
-        if not (math.isfinite(value) and inside):
-            raise _refuse(wanted, text)
+        if not inside or not math.isfinite(value):
+            raise invalid(kind, text)
         return value
 
-    parse.metavar = "X"
     return parse
 
 
 ONE_OF_TASKS_SEEN = "1/T"  # a share that falls with the number of tasks seen
 
 
+@value_type("SHARE")
 def share(text: str) -> str:
-    """A share above 0 and up to 1 as a fraction in lowest terms, or `1/T`."""
+    """Return a share above 0 and up to 1 as a fraction in lowest terms, or `1/T`."""
     if text == ONE_OF_TASKS_SEEN:
         return text
     try:
@@ -150,70 +174,18 @@ def share(text: str) -> str:
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)
     if not 0 < value <= 1:
-        raise _refuse("a share above 0 and up to 1 such as 1/5 or 0.2, or 1/T with T the tasks seen", text)
+        raise invalid("a share above 0 and up to 1 such as 1/5 or 0.2, or 1/T with T the number of tasks seen", text)
     return str(value)
 
 
-share.metavar = "SHARE"
+def subset(*names: str) -> Callable[[str], tuple[str, ...]]:
+    """Return the type of an option that has some of these names, separated by commas, or `none`."""
 
-
-def choice(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise _refuse("one of " + ", ".join(names), text)
-        return text
-
-    parse.metavar = "{" + ",".join(names) + "}"
-    return parse
-
-
-def choices(*names: str) -> Callable[[str], tuple[str, ...]]:
-    """Some of these names, separated by commas, or `none`."""
-
+    @value_type("NAME,...")
     def parse(text: str) -> tuple[str, ...]:
         chosen = () if text == "none" else tuple(text.split(","))
         if not set(chosen) <= set(names) or len(set(chosen)) < len(chosen):
-            raise _refuse(f"some of {', '.join(names)}, separated by commas, or none", text)
+            raise invalid(f"some of {', '.join(names)}, separated by commas, or none", text)
         return tuple(name for name in names if name in chosen)
 
-    parse.metavar = "NAME,..."
     return parse
-
-
-def text(value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise _refuse("valid text", value) from None
-    return value
-
-
-def path(value: str) -> str:
-    """A path that may exist, whether or not it does, and can be printed in a line."""
-    if "\0" in text(value) or value.splitlines() != [value]:
-        raise _refuse("a path", value)
-    try:
-        os.lstat(value)
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise _refuse(f"a path ({error.strerror})", f"{value[:80]}...") from None
-    return value
-
-
-def folder(value: str) -> str:
-    """A path that is a folder or may become one."""
-    try:
-        is_folder = stat.S_ISDIR(os.stat(path(value)).st_mode)
-    except OSError as error:  # absent; what else there may be shows when it is used
-        is_folder = not isinstance(error, NotADirectoryError)
-    if not is_folder:
-        raise _refuse("a folder", value)
-    return value
-
-
-def flag(value: str) -> bool:
-    """Marks an option that takes no value; the parser turns it into `store_true`."""
-    raise AssertionError("a flag has no text to parse")
-
-
-text.metavar, path.metavar, folder.metavar = "TEXT", "PATH", "FOLDER"

@@ -1,32 +1,176 @@
-"""One parser: from the words of a command, and of a `--config` file, to explicit flags, checked one by one."""
+"""The parser: from the words of a command, and a `--config` file, to explicit flags, checked one by one."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import textwrap
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NoReturn
 
 from utils.config import loop_options
-from utils.config.arguments import (
+from utils.config.config_file import ConfigFile, identifying, read, toml_line, words
+from utils.config.options import ByFidelity, Option, SameAs, flag
+from utils.config.plugins import early_arguments, given_plugins, load_plugins
+from utils.config.registry import close_matches
+from utils.config.resolve import (
     SELECTORS,
     Config,
     active_options,
     all_options,
-    meaning_of_auto,
+    new_names,
     number_options,
     options_by_name,
-    refuse_strangers,
+    reject_unused_options,
     selected_entries,
 )
-from utils.config.config_file import ConfigFile, given_file, identifying, toml_path, words
-from utils.config.options import ByFidelity, Option, SameAs, flag, path
-from utils.config.plugins import given_plugins, load_plugins
-from utils.config.registry import close_matches
 from utils.errors import UsageError
+
+ALTERNATIVES = (("seed", "seeds"), ("n_epochs", "n_iters"))  # a flag replaces both in a file
+# What a command does once: not part of a configuration that is used again.
+ONE_TIME_FLAGS = ("rerun", "accept_changed_code", "dry_run", "eval_only")
+
+
+def parse(argv: Sequence[str]) -> dict[str, Any]:
+    """Return the explicit flags of a command, and those of its `--config` file that the command does not give."""
+    for word in argv:
+        if "\0" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UsageError(f"{word[:80]!r} is not valid text")
+        if word.endswith("=--"):  # argparse would read it as an empty list
+            raise UsageError(f"{word!r} has no value")
+    path = early_arguments(argv).config
+    file = None if path is None else read(path)
+    plugins = given_plugins(argv, file.plugins if file else ())
+    load_plugins(plugins)
+    parser = build_parser()
+    explicit = _parse_words(parser, argv)
+    if "help" in explicit:
+        raise UsageError("give --help as a word of its own")
+    explicit.pop("config", None)
+    if file:
+        explicit = _from_file(file, explicit, parser) | explicit
+    if "seed" in explicit and "seeds" in explicit:
+        raise UsageError("--seed and --seeds contradict each other; give one")
+    return explicit | ({"plugins": tuple(plugins)} if plugins else {})
+
+
+def _parse_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+    """Parse flags under their present or old names, with underscores or dashes, as in --dry-run."""
+    known = parser._option_string_actions
+    renamed = new_names()
+    current = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        underscored = name[2:].replace("-", "_")
+        new_name = f"--{renamed.get(underscored, underscored)}"
+        if name.startswith("--") and name not in known and new_name in known:
+            if underscored in renamed:
+                _note(f"{name} is now {new_name}")
+            word = f"{new_name}{equals}{value}"
+        current.append(word)
+    explicit, unknown = parser.parse_known_args(current)
+    for word in unknown:
+        if word.startswith("--"):
+            name = word.split("=")[0]
+            raise UsageError(f"unknown flag {name}{close_matches(name, list(known))} See --help")
+        raise UsageError(f"unexpected argument {word!r}; flags start with --, see --help")
+    return vars(explicit)
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+# --- configuration files ----------------------------------------------------------------------------------------------
+
+
+def _from_file(file: ConfigFile, flags: dict[str, Any], parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return the file's options, checked as flags are, without those of parts that the command's flags replace."""
+    try:
+        _check_parts_exist(file)
+        values = _current_options(file.values, file.path)
+        if file.from_record:
+            values = _identifying(values)
+        known = sorted({*options_by_name(), *SELECTORS, "seeds"})
+        if unknown := [name for name in values if name not in known]:
+            raise UsageError(f"unknown key {unknown[0]!r}{close_matches(unknown[0], known)}")
+        explicit = _parse_words(parser, as_words(values))
+        for pair in ALTERNATIVES:
+            if flags.keys() & set(pair):
+                explicit = {name: value for name, value in explicit.items() if name not in pair}
+        return _without_replaced_parts(file.path, explicit, flags)
+    except UsageError as error:
+        raise UsageError(f"{file.path}: {error}") from None
+
+
+def _check_parts_exist(file: ConfigFile) -> None:
+    """Name a missing part before its options, which are unknown as well if it comes from a plug-in."""
+    for name, registry in SELECTORS.items():
+        try:
+            if name in file.values:
+                registry.get(str(file.values[name]))
+        except UsageError as error:
+            plugins = file.values.get("plugins") if file.from_record else None
+            hint = f"; the run used --plugins {' '.join(map(str, plugins))}" if plugins else ""
+            raise UsageError(f"{error}{hint}") from None
+
+
+def _current_options(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return options of a file under their present names, without options that no longer exist."""
+    options, renamed = options_by_name(), new_names()
+    dropped = [name for name in values if name in loop_options.DROPPED_OPTIONS and name not in options]
+    if dropped:
+        _note(f"{where}: ignored, since these options no longer exist: {', '.join(dropped)}")
+    for name in values.keys() & renamed.keys():
+        if values[name]:
+            _note(f"{where}: {name} is now {renamed[name]}")
+    return {renamed.get(name, name): value for name, value in values.items() if name not in dropped}
+
+
+def _without_replaced_parts(path: str, explicit: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    both = explicit | flags
+    if not {"model", "dataset"} <= set(both):
+        return explicit  # reported later, or supplied by --eval_only
+    entries = selected_entries(both)
+    before, now = active_options(selected_entries(flags | explicit)), active_options(entries)
+    if gone := [name for name in explicit if name in before and name not in now]:
+        _note(f"{path}: ignored, since flags replace the parts that they belong to: {', '.join(gone)}")
+    explicit = {name: value for name, value in explicit.items() if name not in gone}
+    reject_unused_options([name for name in explicit if name != "seeds"], now, entries)
+    return explicit
+
+
+def _identifying(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what identifies a run, without a replay_forward that `auto` would resolve to."""
+    values = identifying(values, options_by_name())
+    model, norm = values.get("model"), values.get("norm")
+    if model and norm and values.get("replay_forward") == loop_options.default_replay_forward(model, norm):
+        del values["replay_forward"]
+    return values
+
+
+def as_words(values: dict[str, Any]) -> list[str]:
+    """Return options of a file or record as the words of a command, so that they are checked as flags are."""
+    values = _current_options(values, "the record")
+    return [*words({name: value for name, value in values.items() if value is not None}, options_by_name())]
+
+
+def as_toml(config: Config, explicit: dict[str, Any], seeds: Sequence[int] | None) -> str:
+    """Return a `--config` file: what identifies the run and what else was given, and the other options as comments."""
+    numbers = number_options(config)
+    more = {name: value for name, value in explicit.items() if name not in numbers and name not in ONE_TIME_FLAGS}
+    values = _identifying(numbers) | more
+    if seeds is not None:
+        values = {name: value for name, value in values.items() if name != "seed"} | {"seeds": list(seeds)}
+    others = {name: v for name, v in config.values().items() if name not in {*values, *ONE_TIME_FLAGS, "seed"}}
+    lines = [toml_line(name, value) for name, value in values.items()]
+    lines += [f"# {toml_line(name, 'none' if value is None else value)}" for name, value in sorted(others.items())]
+    return "\n".join(lines)
+
+
+# --- the parser -------------------------------------------------------------------------------------------------------
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,195 +188,86 @@ class _Help(argparse.HelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
-def _program() -> str:
-    """As it was called: installed, or as a file."""
-    name = Path(sys.argv[0]).name
-    return name if name == "adab2n" else "main.py"
+def help_text(argv: Sequence[str]) -> str:
+    """Return the help on all flags, or on those of the parts that a command names."""
+    load_plugins(given_plugins(argv))
+    early = vars(early_arguments(argv))
+    parts = {name: registry.get(early[name]).name for name, registry in SELECTORS.items() if early[name]}
+    return build_parser(parts).format_help()
 
 
-def parse(argv: Sequence[str]) -> dict[str, Any]:
-    """The explicit flags of a command, checked one by one, and those of its `--config` file that they leave. Plug-ins
-    are loaded first: their flags count too."""
-    file = given_file(argv)
-    plugins = given_plugins(argv, file.plugins if file else ())
-    load_plugins(plugins)
-    parser = build_parser()
-    explicit = _parsed(parser, argv)
-    if "help" in explicit:
-        raise UsageError("for help give --help alone")
-    explicit.pop("config", None)
-    if file:
-        explicit = _from_file(file, explicit, parser) | explicit
-    if "seed" in explicit and "seeds" in explicit:
-        raise UsageError("--seed and --seeds contradict each other: give one")
-    return explicit | ({"plugins": tuple(plugins)} if plugins else {})
-
-
-def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
-    """With dashes for underscores too, as in --dry-run."""
-    known = parser._option_string_actions
-    explicit, unknown = parser.parse_known_args([_underscored(word, known) for word in argv])
-    for word in unknown:
-        if word.startswith("--"):
-            name = word.split("=")[0]
-            raise UsageError(f"unknown flag {name}{close_matches(name, list(known))} See --help")
-        raise UsageError(f"unexpected argument {word!r}: flags start with --, see --help")
-    return vars(explicit)
-
-
-def _underscored(word: str, known: Container[str]) -> str:
-    name, given, value = word.partition("=")
-    other = f"--{name[2:].replace('-', '_')}"
-    return f"{other}{given}{value}" if name.startswith("--") and name not in known and other in known else word
-
-
-# --- configuration files ----------------------------------------------------------------------------------------------
-
-ALTERNATIVES = (("seed", "seeds"), ("n_epochs", "n_iters"))  # of which a command has one
-# What a command does once: no part of a configuration that is to be used again.
-ACTS = ("rerun", "accept_changed_code", "restart_changed_code", "dry_run", "eval_only")
-
-
-def _from_file(file: ConfigFile, flags: dict[str, Any], parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """What the file says, checked as flags are. What it says of a model, norm, data set or backbone that the flags
-    replace goes with that."""
-    options = options_by_name()
-    try:
-        _refuse_unknown_parts(file)
-        values = _identifying(file.values) if file.is_of_a_run else file.values
-        known = {*options, *SELECTORS, "seeds"}
-        for name in values:
-            if name not in known:
-                raise UsageError(f"unknown key {name!r}{close_matches(name, sorted(known))}")
-        explicit = _parsed(parser, as_words(values))
-        for one, other in (*ALTERNATIVES, *(pair[::-1] for pair in ALTERNATIVES)):
-            if one in flags:
-                explicit.pop(other, None)
-        return _fitting(file.path, explicit, flags)
-    except UsageError as error:
-        raise UsageError(f"{file.path}: {error}") from None
-
-
-def _refuse_unknown_parts(file: ConfigFile) -> None:
-    """Before its other options: those of a plug-in that is not there would be unknown as well."""
-    for name, registry in SELECTORS.items():
-        if name in file.values and file.values[name] not in registry.names():
-            made_with = file.values.get("plugins") if file.is_of_a_run else None
-            hint = f"; the run had --plugins {' '.join(map(str, made_with))}" if made_with else ""
-            try:
-                registry.get(str(file.values[name]))
-            except UsageError as error:
-                raise UsageError(f"{error}{hint}") from None
-
-
-def _fitting(file: str, explicit: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    both = explicit | flags
-    if not {"model", "dataset"} <= set(both):
-        return explicit  # which is told, or is in a network that is evaluated
-    config: dict[str, Any] = {}
-    entries = selected_entries(both, config)
-    before, now = active_options(selected_entries(flags | explicit, {})), active_options(entries)
-    gone = [name for name in explicit if name in before and name not in now]
-    if gone:
-        names = ", ".join(gone)
-        print(f"note: {file}: left out, since other flags replace what they belong to: {names}", file=sys.stderr)
-    explicit = {name: value for name, value in explicit.items() if name not in gone}
-    refuse_strangers([name for name in explicit if name != "seeds"], now, config, entries)
-    return explicit
-
-
-def _identifying(values: dict[str, Any]) -> dict[str, Any]:
-    kept = identifying(values, options_by_name())
-    entries = {name: registry.entries().get(values.get(name)) for name, registry in SELECTORS.items()}
-    if all(entries.values()) and kept.get("replay_forward") == meaning_of_auto(entries):
-        del kept["replay_forward"]
-    return kept
-
-
-def to_save(config: Config, explicit: dict[str, Any], seeds: Sequence[int] | None) -> dict[str, Any]:
-    """What `--save_config` writes: all that identifies the run, and what else was given."""
-    numbers = number_options(config)
-    more = {name: value for name, value in explicit.items() if name not in numbers and name not in ACTS}
-    values = _identifying(numbers) | more
-    return values if seeds is None else {name: v for name, v in values.items() if name != "seed"} | {"seeds": seeds}
-
-
-def as_words(values: dict[str, Any]) -> list[str]:
-    """Options of a file as a command gives them: so they are checked as a command's are."""
-    return [*words({name: value for name, value in values.items() if value is not None}, options_by_name())]
-
-
-# --- the parser -------------------------------------------------------------------------------------------------------
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(parts: Mapping[str, str] | None = None) -> argparse.ArgumentParser:
+    """Return the parser of all flags or, for help, of the flags of these parts."""
+    program = Path(sys.argv[0]).name
+    about = (
+        f"Flags of {', '.join(parts.values())}. --help alone shows all flags."
+        if parts
+        else "Continual learning with swappable normalization layers. Defaults fit the model, norm, data set and "
+        "scenario; --dry_run prints them. --help --model NAME --norm NAME shows the flags of these parts."
+    )
     parser = _Parser(
-        usage=f"{_program()} --model NAME --dataset NAME [--norm NAME] [more flags]",
-        description="Continual learning with swappable normalization layers. Every flag has a default that fits the "
-        "model, norm, data set and scenario; --dry_run prints them all for a command.",
+        usage=f"{program if program == 'adab2n' else 'main.py'} --model NAME --dataset NAME [--norm NAME] [more flags]",
+        description=about,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         add_help=False,
         formatter_class=_Help,
     )
-    chosen = parser.add_argument_group("what to run")
-    chosen.add_argument("-h", "--help", action="count", help="show this and exit")
-    for name, registry in SELECTORS.items():
-        known = ", ".join(registry.names())
-        chosen.add_argument(f"--{name}", metavar="NAME", help=f"{_one(known)}")
-    chosen.add_argument(
-        "--seeds",
-        type=loop_options.seeds,
-        metavar="SEEDS",
-        help="such as 0-4 or 0,1,2: the runs of these seeds one after the other, and mean and deviation at the end",
-    )
-    chosen.add_argument(
-        "--config",
-        type=path,
-        metavar="FILE",
-        help="take flags from a TOML file (lr = 0.1), or those that identify a run from its record.json or "
-        "config.json; flags on the command line win",
-    )
-    chosen.add_argument(
-        "--save_config", type=toml_path, metavar="FILE", help="write the resolved configuration as TOML, for --config"
-    )
-    chosen.add_argument("--list", nargs="*", metavar="WHAT", help="what is registered: models, norms, ..., switches")
+    if not parts:
+        _add_selectors(parser.add_argument_group("what to run"))
     declared: dict[str, dict[str, Option]] = {}  # flag -> owner -> option
-    flags_of: dict[str, dict[str, None]] = {}  # title -> flags, each where it came first
-    for title, owner, options in all_options():
+    groups: dict[str, argparse._ArgumentGroup] = {}  # flag -> the group of its first owner
+    by_title: dict[str, argparse._ArgumentGroup] = {}
+    for title, owner, options in all_options(dict(parts or {})):
         for option in options:
             if owner and "" in declared.get(option.name, {}):
-                raise UsageError(f"{owner} declares {option.flag}, which every run has: give its option another name")
-            if option.name not in declared:
-                flags_of.setdefault(title, {})[option.name] = None
+                raise UsageError(f"{owner} declares {option.flag}, which every run has; rename its option")
+            if title not in by_title:
+                by_title[title] = parser.add_argument_group(title)
+            groups.setdefault(option.name, by_title[title])
             declared.setdefault(option.name, {})[owner] = option
-    for title, flags in flags_of.items():
-        group = parser.add_argument_group(title)
-        for name in flags:
-            _add(group, declared[name])
+    for name, by_owner in declared.items():
+        _add_option(groups[name], by_owner)
     return parser
 
 
-def _one(text: str) -> str:
-    return text.replace("%", "%%")
+def _add_selectors(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("-h", "--help", action="count", help="Show this help, of all flags or of named parts, and exit.")
+    for name, registry in SELECTORS.items():
+        group.add_argument(f"--{name}", metavar="NAME", help=", ".join(registry.names()).replace("%", "%%"))
+    group.add_argument(
+        "--seeds",
+        type=loop_options.seeds,
+        metavar="SEEDS",
+        help="Run these seeds one after the other, such as 0-4 or 0,1,2, and report mean and standard deviation.",
+    )
+    group.add_argument(
+        "--config",
+        metavar="FILE",
+        help="Read flags from a TOML file (lr = 0.1), or what identifies a run from its record.json or config.json. "
+        "Flags of the command win.",
+    )
+    group.add_argument("--list", nargs="*", metavar="WHAT", help="List models, norms, datasets, backbones, switches.")
 
 
-def _add(group, by_owner: dict[str, Option]) -> None:
-    """One flag, which several owners may share, each with its own default."""
+def _add_option(group: argparse._ArgumentGroup, by_owner: dict[str, Option]) -> None:
+    """Add a flag, which several owners may share, each with its own default."""
     option = next(iter(by_owner.values()))
     owners = [owner for owner in by_owner if owner]
-    defaults = {_shown_default(option): owner for owner, option in by_owner.items()}
+    defaults = {_default_text(option): owner for owner, option in by_owner.items()}
     shown = "".join(f"{text} for {owner}" if len(defaults) > 1 else text for text, owner in defaults.items())
-    help_ = _one(option.help + (f" [{', '.join(owners)}]" if owners else "") + shown)
+    help_ = (option.help + (f" [{', '.join(owners)}]" if owners else "") + shown).replace("%", "%%")
+    keywords: dict[str, Any] = {"nargs": "+", "action": "extend"} if option.several else {}
     if option.type is flag:
-        group.add_argument(option.flag, action="store_true", help=help_)
-        return
-    metavar = getattr(option.type, "metavar", "VALUE")
-    several = {"nargs": "+", "action": "extend"} if option.several else {}
-    group.add_argument(option.flag, type=option.type, metavar=metavar, help=help_, **several)
+        keywords = {"action": "store_true"}
+    elif isinstance(option.type, tuple):
+        keywords |= {"choices": option.type}
+    else:
+        keywords |= {"type": option.type, "metavar": getattr(option.type, "metavar", "TEXT")}
+    group.add_argument(option.flag, help=help_, **keywords)
 
 
-def _shown_default(option: Option) -> str:
+def _default_text(option: Option) -> str:
     default = option.default
     if default is None or default is False or default == () or "default:" in option.help:
         return ""

@@ -1,7 +1,7 @@
-"""Names to builders: adding a model, data set, norm or backbone is adding one file.
+"""Names to builders: adding a model, data set, norm or backbone means adding one file.
 
-Each registry imports every module of its package once, on first use; there is no central list. Files of one's own
-outside the checkout are brought in by `utils.config.plugins`.
+Each registry imports every module of its package on first use; there is no central list. `utils.config.plugins` brings
+in files outside the checkout.
 """
 
 from __future__ import annotations
@@ -13,37 +13,48 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, TypeVar
 
 from utils.config.options import Option, Rule
 from utils.errors import UsageError
 
+Build = TypeVar("Build", bound=Callable[..., Any])
+
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered thing: how to build it, the options it owns, the defaults it sets for others."""
+    """A registered part: how to build it, the options it owns, the defaults it sets for others."""
 
     name: str
-    build: Callable[..., Any]
+    build: Any  # a class or a function; what it must offer depends on the registry
     help: str
     options: tuple[Option, ...] = ()
     rules: tuple[Rule, ...] = ()
     traits: dict[str, Any] = field(default_factory=dict)
-    module: str = ""  # the one that registered it
+    module: str = ""  # the module that registered it
 
     def has_option(self, name: str) -> bool:
         return any(option.name == name for option in self.options)
 
 
 class Registry:
-    """`traits` are the further keywords that a registration of this kind may have; `base` names the class that what is
-    registered derives from, and an attribute that shows it."""
+    """The parts of one kind.
+
+    Args:
+        kind: What messages call a part.
+        package: The package whose modules register parts.
+        traits: Further keywords that a registration may have.
+        base: The class that parts derive from, and an attribute that only this class has.
+
+    Every part may have a `numerics_version`: raised when a fix of this part changes results, it renames the runs of
+    this part only.
+    """
 
     def __init__(self, kind: str, package: str, traits: tuple[str, ...] = (), base: tuple[str, str] | None = None):
         self.kind = kind
         self.package = package
-        self.traits = traits
+        self.traits = (*traits, "numerics_version")
         self.base = base
         self._entries: dict[str, Entry] = {}
         self._loaded = False
@@ -56,21 +67,26 @@ class Registry:
         options: tuple[Option, ...] = (),
         rules: tuple[Rule, ...] = (),
         **traits: Any,
-    ) -> Callable:
-        """Decorator: `@MODELS.register("name", options=(...))` above a class or function."""
-        module = sys._getframe(1).f_globals["__name__"]
-        for word, given, kind in (("options", options, Option), ("rules", rules, Rule)):
-            if not (isinstance(given, tuple) and all(isinstance(one, kind) for one in given)):
-                raise TypeError(f"{self.kind} {name!r}: {word} must be a tuple of {kind.__name__}s, such as (one,)")
-        for word in traits:
-            if word not in self.traits:
-                known = ["help", "options", "rules", *self.traits]
-                raise TypeError(
-                    f"{self.kind} {name!r} is registered with an unknown keyword {word!r}{close_matches(word, known)} "
-                    f"Known: {', '.join(known)}"
-                )
+    ) -> Callable[[Build], Build]:
+        """Return a decorator: `@MODELS.register("name", options=(...))` above a class or function.
 
-        def add(build: Callable) -> Callable:
+        Args:
+            name: The value of the flag that selects the part.
+            help: A line for --list; by default the first line of the docstring.
+            options: The options that the part owns.
+            rules: Defaults that it sets for options, its own or others'.
+            traits: Further properties, which depend on the registry.
+        """
+        module = sys._getframe(1).f_globals["__name__"]
+        for keyword, values, kind in (("options", options, Option), ("rules", rules, Rule)):
+            if not (isinstance(values, tuple) and all(isinstance(value, kind) for value in values)):
+                raise TypeError(f"{self.kind} {name!r}: {keyword} must be a tuple of {kind.__name__}s, such as (one,)")
+        known = ["help", "options", "rules", *self.traits]
+        if unknown := [keyword for keyword in traits if keyword not in known]:
+            close = close_matches(unknown[0], known)
+            raise TypeError(f"{self.kind} {name!r}: unknown keyword {unknown[0]!r}{close} Known: {', '.join(known)}")
+
+        def add(build: Build) -> Build:
             if name in self._entries:
                 other = self._entries[name].module
                 raise ValueError(f"{self.kind} {name!r} is registered twice: in {other} and in {module}")
@@ -94,33 +110,31 @@ class Registry:
         return sorted(self.entries())
 
     def get(self, name: str) -> Entry:
-        if name in self.entries():
-            return self.entries()[name]
-        raise UsageError(
-            f"unknown {self.kind} {name!r}{close_matches(name, self.names())} Known: {', '.join(self.names())}"
-        )
+        if name not in self.entries():
+            close = close_matches(name, self.names())
+            raise UsageError(f"unknown {self.kind} {name!r}{close} Known: {', '.join(self.names())}")
+        return self.entries()[name]
 
 
 def close_matches(name: str, known: list[str]) -> str:
-    """For the end of an error line: what may have been meant. Case, dashes and underscores do not count; the beginning
-    of a name may stand for it, and of other names only the closest are any help."""
-    wanted = _bare(name)
-    alike = {one: SequenceMatcher(None, wanted, _bare(one)).ratio() for one in known}
-    best = max(alike.values(), default=0)
-    close = sorted((one for one in known if alike[one] >= max(0.6, best - 0.1)), key=alike.get, reverse=True)
-    begun = [one for one in known if len(wanted) > 2 and _bare(one).startswith(wanted)]
-    found = close[:1] if best == 1 else list(dict.fromkeys([*begun, *close]))[:3]
-    return f"; did you mean {' or '.join(found)}?" if found else "."
+    """Return the end of an error line: the names that may have been meant, by similarity or by their beginning."""
 
+    def bare(text: str) -> str:
+        return re.sub("[-_ ]", "", text).lower()
 
-def _bare(name: str) -> str:
-    return re.sub("[-_ ]", "", name).lower()
+    names = {bare(each): each for each in known}
+    begun = [each for each in names if len(bare(name)) > 2 and each.startswith(bare(name))]
+    close = list(dict.fromkeys([*begun, *get_close_matches(bare(name), names)]))[:3]
+    if bare(name) in names:
+        close = [bare(name)]
+    return f"; did you mean {' or '.join(names[each] for each in close)}?" if close else "."
 
 
 MODELS = Registry("model", "models", base=("models.method.Method", "unused_options"))
-DATASETS = Registry("dataset", "datasets", traits=("backbone",))  # the one it runs with if none is named
-BACKBONES = Registry("backbone", "backbone", base=("backbone.network.Network", "n_feature_maps"))
-# What its layers share in a network, whether current and replayed samples belong into one forward, and whether what
-# earlier tasks left in the network is what it is about.
+DATASETS = Registry("dataset", "datasets", traits=("backbone",))  # the default backbone
+# hashed: constants of the identity, for options that no longer exist.
+BACKBONES = Registry("backbone", "backbone", traits=("hashed",), base=("backbone.network.Network", "n_feature_maps"))
+# shared: the object that all layers of a network share. joint_replay: whether current and replayed samples belong in
+# one forward pass. needs_past_tasks: whether the norm relies on what earlier tasks left in the network.
 NORMS = Registry("norm", "backbone.norms", traits=("shared", "joint_replay", "needs_past_tasks"))
 REGISTRIES = (MODELS, DATASETS, BACKBONES, NORMS)

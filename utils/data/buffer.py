@@ -1,12 +1,14 @@
 """Memory buffers: preallocated uint8 images on the device, decisions on the host.
 
-Which slot a sample goes to and which slots are drawn is decided by small host draws, so filling, writing and
-drawing never wait for a device; labels and tasks are mirrored on the host for the same reason.
+Which slot a sample is written to and which slots are drawn is decided on the host, so that nothing waits for a device.
+Labels and tasks are mirrored on the host for the same reason.
 """
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +19,28 @@ from utils.errors import UsageError
 from utils.step import Batch
 
 
+class Policy(Protocol):
+    """Decides which slot of a buffer a sample is written to."""
+
+    capacity: int  # number of slots
+
+    def slots(self, labels: np.ndarray, tasks: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+        """Return the slot of every sample of a batch, -1 for none.
+
+        Args:
+            labels: (N,) labels of the samples, on the host.
+            tasks: (N,) their tasks.
+            draw: Generator for random decisions.
+        """
+
+    def filled(self) -> np.ndarray | int:
+        """Return the filled slots, or their number if they are the first ones."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 class Reservoir:
     """Every sample seen so far is in the buffer with the same probability."""
 
@@ -25,7 +49,7 @@ class Reservoir:
         self.seen = 0
 
     def slots(self, labels: np.ndarray, tasks: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-        """The slot of every sample, -1 for none: the n-th seen goes to floor(u n) if that is a slot."""
+        """Write the n-th sample seen to slot floor(u n), if there is such a slot, with u uniform in [0, 1)."""
         nth = np.arange(self.seen + 1, self.seen + 1 + len(labels))
         self.seen += len(labels)
         slots = (draw.random(len(nth)) * nth).astype(np.int64)
@@ -37,22 +61,22 @@ class Reservoir:
     def filled(self) -> np.ndarray | int:
         return min(self.seen, self.capacity)
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         return {"seen": self.seen}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.seen = state["seen"]
 
 
 class Ring:
-    """Every owner (a task or a class) has the same number of slots; its oldest sample goes first."""
+    """Every owner (a task or a class) has the same number of slots; its oldest sample is replaced first."""
 
     def __init__(self, capacity: int, owners: int, by: str):
         if capacity < owners:
             raise UsageError(
-                f"--buffer_size {capacity} leaves no slot for some of the {owners} {by} shares of the ring"
+                f"--buffer_size {capacity} is less than one slot for each of the {owners} {by} shares of the ring"
             )
-        self.quota = capacity // owners
+        self.capacity, self.quota = capacity, capacity // owners
         self.by = by
         self.counts = np.zeros(owners, dtype=np.int64)
 
@@ -70,15 +94,15 @@ class Ring:
         held = np.minimum(self.counts, self.quota)
         return np.concatenate([owner * self.quota + np.arange(count) for owner, count in enumerate(held)])
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         return {"counts": self.counts.tolist()}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.counts = np.array(state["counts"], dtype=np.int64)
 
 
-class Replaced:
-    """What is added takes the place of all that was there: the method picks."""
+class MethodManaged:
+    """A batch replaces all samples in the buffer: the method chooses them."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity
@@ -93,15 +117,15 @@ class Replaced:
     def filled(self) -> int:
         return self.held
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         return {"held": self.held}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.held = state["held"]
 
 
 class GreedyBalance:
-    """GDumb's: a class below its share, the capacity over the classes seen, takes a place of the largest class."""
+    """GDumb's policy: a class below its share, capacity / classes seen, takes a slot of the largest class."""
 
     def __init__(self, capacity: int, n_classes: int):
         self.capacity = capacity
@@ -128,15 +152,16 @@ class GreedyBalance:
     def filled(self) -> int:
         return int(self.counts.sum())
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         return {"counts": self.counts.tolist(), "seen": self.seen.tolist(), "owners": self.owners.tolist()}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.counts, self.owners = (np.array(state[name], dtype=np.int64) for name in ("counts", "owners"))
         self.seen = np.array(state["seen"], dtype=bool)
 
 
-def build_policy(config, spec: StreamSpec) -> Reservoir | Ring:
+def build_policy(config: SimpleNamespace, spec: StreamSpec) -> Reservoir | Ring:
+    """Return the policy that `--buffer_mode` and `--ring_quota` choose."""
     if config.buffer_mode == "reservoir":
         return Reservoir(config.buffer_size)
     by = "task" if spec.is_domain else config.ring_quota
@@ -144,7 +169,25 @@ def build_policy(config, spec: StreamSpec) -> Reservoir | Ring:
 
 
 class Buffer:
-    def __init__(self, size: int, policy, spec: StreamSpec, device: torch.device, *, logits_dtype=None):
+    """A buffer of samples.
+
+    Args:
+        size: Number of slots.
+        policy: Decides which slot a sample is written to.
+        spec: Facts about the stream, such as the shape of images.
+        device: Where images, labels, tasks and logits are stored.
+        logits_dtype: Type of stored logits; None stores none.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        policy: Policy,
+        spec: StreamSpec,
+        device: torch.device,
+        *,
+        logits_dtype: torch.dtype | None = None,
+    ):
         self.policy = policy
         self.images = torch.zeros((size, *spec.image_shape), dtype=torch.uint8, device=device)
         self.labels = torch.zeros(size, dtype=torch.int64, device=device)
@@ -156,8 +199,8 @@ class Buffer:
         self._filled = self.policy.filled()
 
     @staticmethod
-    def bytes_of_one(spec: StreamSpec, logits_dtype=None) -> int:
-        """Image, label and task, the latter on the host too, and logits."""
+    def bytes_of_one(spec: StreamSpec, logits_dtype: torch.dtype | None = None) -> int:
+        """Return the bytes of a slot: image, logits, and label and task on device and host."""
         logits = 0 if logits_dtype is None else spec.n_classes * logits_dtype.itemsize
         return math.prod(spec.image_shape) + 4 * torch.int64.itemsize + logits
 
@@ -165,52 +208,59 @@ class Buffer:
         return self._filled if isinstance(self._filled, int) else len(self._filled)
 
     def add(self, batch: Batch, draw: np.random.Generator | None = None) -> None:
-        slots = self.policy.slots(batch.labels_host, batch.tasks_host, draw)
+        """Write samples to the slots that the policy chooses; a policy that draws nothing needs no generator."""
+        slots = self.policy.slots(batch.labels_host, batch.tasks_host, draw)  # type: ignore[arg-type]
         self._filled = self.policy.filled()
-        # Within a batch the last write to a slot wins; settled here, since a device may write in any order.
+        # The last write of a batch to a slot wins. Decided here, because a device may write in any order.
         last_write = {slot: index for index, slot in enumerate(slots.tolist()) if slot >= 0}
         if not last_write:
             return
         slots, source = np.array([*last_write]), np.array([*last_write.values()])
         self.labels_host[slots], self.tasks_host[slots] = batch.labels_host[source], batch.tasks_host[source]
-        slots, source = send_together([slots, source], self.labels.device)
-        for mine, theirs in ((self.images, batch.images), (self.labels, batch.labels), (self.tasks, batch.tasks)):
-            mine.index_copy_(0, slots, theirs.index_select(0, source))
-        if self.logits is not None:
-            self.logits.index_copy_(0, slots, batch.logits.index_select(0, source).to(self.logits.dtype))
+        target, origin = send_together([slots, source], self.labels.device)
+        for stored, given in ((self.images, batch.images), (self.labels, batch.labels), (self.tasks, batch.tasks)):
+            stored.index_copy_(0, target, given.index_select(0, origin))
+        if self.logits is not None and batch.logits is not None:
+            self.logits.index_copy_(0, target, batch.logits.index_select(0, origin).to(self.logits.dtype))
 
-    def choose(self, count: int, draw: np.random.Generator, *, balanced: bool = False) -> np.ndarray:
-        """The slots of `count` different samples, or of all there are if fewer; `balanced`, as many of every task as
-        of the others, as far as the buffer has them."""
+    def sample_slots(self, count: int, draw: np.random.Generator, *, balanced: bool = False) -> np.ndarray:
+        """Return the slots of different samples drawn at random.
+
+        Args:
+            count: Number of samples; all are drawn if the buffer has fewer.
+            draw: Random generator.
+            balanced: Draw equally many samples of each task, as far as the buffer has them.
+        """
         if balanced:
             return self._balanced(count, draw)
         return draw.choice(self._filled, min(count, len(self)), replace=False)
 
     def _balanced(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """First one sample of every task, then a second one, and so on; the last round's tasks are drawn too."""
+        """Draw one sample of every task, then a second one, and so on; in the last round, tasks are drawn at random."""
         slots = draw.permutation(self._filled)
         slots = slots[np.argsort(self.tasks_host[slots], kind="stable")]
         _, first, sizes = np.unique(self.tasks_host[slots], return_index=True, return_counts=True)
         turn = np.arange(len(slots)) - np.repeat(first, sizes)
         return slots[np.lexsort((draw.random(len(slots)), turn))[:count]]
 
-    def take(self, slots: np.ndarray, slots_on_device: torch.Tensor) -> Batch:
+    def gather(self, slots: np.ndarray, slots_on_device: torch.Tensor) -> Batch:
+        """Return the samples in some slots, given on the host and on the device."""
         images, labels, tasks = (
             tensor.index_select(0, slots_on_device) for tensor in (self.images, self.labels, self.tasks)
         )
         logits = None if self.logits is None else self.logits.index_select(0, slots_on_device)
         return Batch(images, labels, tasks, self.labels_host[slots], self.tasks_host[slots], logits=logits)
 
-    def everything(self) -> Batch:
-        """All samples, in the order of their slots."""
+    def all_samples(self) -> Batch:
+        """Return all samples, in the order of their slots."""
         slots = np.arange(self._filled) if isinstance(self._filled, int) else self._filled
-        return self.take(slots, *send_together([slots], self.labels.device))
+        return self.gather(slots, *send_together([slots], self.labels.device))
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         state = {"policy": self.policy.state_dict()}
         return state | {name: getattr(self, name) for name in self._tensors()}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy.load_state_dict(state["policy"])
         self._filled = self.policy.filled()
         for name in self._tensors():

@@ -1,150 +1,124 @@
-"""A task stream from image files: decoded when their turn comes, by worker processes ahead of it, and not kept.
+"""A task stream from image files: worker processes decode them ahead of time, and nothing is held in memory.
 
-The order of the images is that of `TensorStream`, and workers draw nothing: they bring every file to one stored form,
-which the buffer has too. So results do not depend on how many there are. All that is random comes later, on the device.
+The order of the images is that of `TensorStream`. Workers draw nothing random: they bring every file to one stored
+form, which the buffer holds too, so results do not depend on their number.
 """
 
 from __future__ import annotations
 
-import ctypes
+import atexit
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+from weakref import WeakSet
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from utils.data.random import generator
-from utils.data.stream import StreamSpec, concatenated, picked
+from utils.data.stream import Stream, concatenated, index_batch
 from utils.device import send_together, to_device
 from utils.errors import RunFailed, UsageError
-from utils.process import STOPS
 from utils.step import Batch
 
-# Images that a worker decodes and hands over at once, through shared memory, of which containers often have 64 MB:
-# four workers with two pieces each of 256x256 pixels take 50.
+# Images that a worker decodes and sends at once, through shared memory. Containers often have only 64 MB of it: four
+# workers with two pieces each of 256x256 pixels take 50.
 PIECE = 32
-MOST_WORKERS = 4  # unless more are asked for
-CPU = torch.device("cpu")
-DIE_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
+MOST_WORKERS = 4  # by default
 
 
 @dataclass(frozen=True)
 class Files:
-    """Names of image files, as bytes in one array, which forked workers share as long as nobody writes to it."""
+    """Image files: names as bytes in one array, which forked workers share as long as nobody writes to it."""
 
     names: np.ndarray  # (N,)
     labels: np.ndarray  # (N,) int64
 
-    def without_classes(self, count: int) -> Files:
-        """The first so many classes are gone: labels count from the one after them."""
-        return Files(self.names, self.labels - count)
-
 
 @dataclass(frozen=True)
-class FileStream:
-    """Training and test files, and where in them each task lies, one after the other."""
+class FileStream(Stream[Files]):
+    """A stream of image files."""
 
-    spec: StreamSpec
-    train_files: Files
-    test_files: Files
-    train_ranges: tuple[tuple[int, int], ...]
-    test_ranges: tuple[tuple[int, int], ...]
-    seed: int
-    batch_size: int
-    decode: Callable[[bytes], np.ndarray]  # a file's name to uint8 pixels of the spec's shape
-    num_workers: int
-    device: torch.device = CPU
-    together: bool = False  # all tasks are trained as one; tests stay apart
+    decode: Callable[[bytes], np.ndarray]  # from a file's name to uint8 pixels of the spec's shape
+    num_workers: int  # 0: the run's own process decodes
+    device: torch.device = field(default=torch.device("cpu"), kw_only=True)
 
-    @property
-    def train_sizes(self) -> list[int]:
-        sizes = [stop - start for start, stop in self.train_ranges]
-        return [sum(sizes)] if self.together else sizes
-
-    def to(self, device: torch.device) -> FileStream:
+    def to(self, device: torch.device) -> Self:
         return replace(self, device=device)
 
-    def part(self, first: int, stop: int) -> FileStream:
-        spec = self.spec.part(first, stop)
-        gone = self.spec.n_classes - spec.n_classes
-        return replace(
-            self,
-            spec=spec,
-            train_files=self.train_files.without_classes(gone),
-            test_files=self.test_files.without_classes(gone),
-            train_ranges=self.train_ranges[first:stop],
-            test_ranges=self.test_ranges[first:stop],
-        )
+    @staticmethod
+    def _subtract_from_labels(data: Files, count: int) -> Files:
+        return Files(data.names, data.labels - count)
 
-    def merged(self) -> FileStream:
-        return replace(self, together=True)
-
-    def batches(self, task: int, epoch: int, first: int, joined: Batch | None = None) -> Iterator[Batch]:
-        start, stop = self._trained(task)
-        own, more = stop - start, 0 if joined is None else len(joined)
-        order = generator(self.seed, "shuffle", task, epoch).permutation(own + more)
-        wanted = split_into(order[first * self.batch_size :], self.batch_size)
-        read = self._read(self.train_files, [start + index[index < own] for index in wanted], task)
-        if more == 0:
-            yield from read
-            return
-        for index, batch in zip(wanted, read, strict=True):
-            yield with_joined(batch, joined, index, own)
+    def batches(self, task: int, epoch: int, first: int, extra: Batch | None = None) -> Iterator[Batch]:
+        start, stop = self._train_range(task)
+        own = stop - start
+        order = generator(self.seed, "shuffle", task, epoch).permutation(own + (0 if extra is None else len(extra)))
+        groups = split_into(order[first * self.batch_size :], self.batch_size)
+        batches = self._read(self.train_data, [start + index[index < own] for index in groups], task)
+        for index, batch in zip(groups, batches, strict=True):
+            yield batch if extra is None or len(extra) == 0 else merge_extra(batch, extra, index, own)
 
     def in_order(self, task: int, size: int) -> Iterator[Batch]:
-        return self._read(self.train_files, split_into(np.arange(*self._trained(task)), size), task)
+        return self._read(self.train_data, split_into(np.arange(*self._train_range(task)), size), task)
 
     def test(self, task: int, size: int) -> Iterator[Batch]:
-        return self._read(self.test_files, split_into(np.arange(*self.test_ranges[task]), size), task)
+        return self._read(self.test_data, split_into(np.arange(*self.test_ranges[task]), size), task)
 
-    def _trained(self, task: int) -> tuple[int, int]:
+    def _train_range(self, task: int) -> tuple[int, int]:
         return (self.train_ranges[0][0], self.train_ranges[-1][1]) if self.together else self.train_ranges[task]
 
-    def _read(self, files: Files, wanted: Sequence[np.ndarray], task: int) -> Iterator[Batch]:
-        """A batch of each of these groups of files."""
-        pieces = [np.array_split(index, max(1, -(-len(index) // PIECE))) for index in wanted]
-        decoded = self._decoded(files.names, [piece for group in pieces for piece in group])
-        for index, group in zip(wanted, pieces, strict=True):
-            labels, tasks = files.labels[index], np.full(len(index), task)
-            sent = send_together([labels, tasks], self.device)
-            yield Batch(self._together(decoded, len(group)), *sent, labels, tasks)
+    def _read(self, files: Files, groups: Sequence[np.ndarray], task: int) -> Iterator[Batch]:
+        """Yield one batch for each group of file indices."""
+        pieces = [split_evenly(index) for index in groups]
+        decoded = self._decode(files.names, [piece for group in pieces for piece in group])
+        for index, group in zip(groups, pieces, strict=True):
+            images = [next(decoded).to(self.device, non_blocking=True) for _ in group]
+            labels_host, tasks_host = files.labels[index], np.full(len(index), task)
+            labels, tasks = send_together([labels_host, tasks_host], self.device)
+            yield Batch(images[0] if len(images) == 1 else torch.cat(images), labels, tasks, labels_host, tasks_host)
 
-    def _together(self, decoded: Iterator[torch.Tensor], count: int) -> torch.Tensor:
-        """The next so many pieces, on the device."""
-        found = [next(decoded).to(self.device, non_blocking=True) for _ in range(count)]
-        return found[0] if count == 1 else torch.cat(found)
-
-    def _decoded(self, names: np.ndarray, pieces: list[np.ndarray]) -> Iterator[torch.Tensor]:
-        """The images of every piece, on the host. Workers end with the iterator; a single piece is not worth one."""
+    def _decode(self, names: np.ndarray, pieces: list[np.ndarray]) -> Iterator[torch.Tensor]:
+        """Yield the images of every piece, on the host. Workers end with the iterator; one piece needs none."""
         workers = min(self.num_workers, len(pieces)) if len(pieces) > 1 else 0
-        loader = DataLoader(
-            Decoding(names, self.decode, self.spec.image_shape),
+        loader: DataLoader[torch.Tensor | str] = DataLoader(
+            DecodedPieces(names, self.decode, self.spec.image_shape),
             sampler=pieces,
             batch_size=None,
             num_workers=workers,
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=_obey_parent,
+            worker_init_fn=_ignore_stop_signals,
             multiprocessing_context="fork" if workers else None,
-            generator=torch.Generator(),  # it draws a seed for workers, which must not be from torch's own
+            generator=torch.Generator(),  # for the workers' seeds: torch's own generator must not be used
         )
-        with _unheard_by_workers():
-            found = iter(loader)
-        for _ in pieces:
-            images = _next(found)
-            if isinstance(images, str):
-                raise UsageError(images)
-            yield images
+        handler = signal.getsignal(signal.SIGCHLD)
+        iterator = iter(loader)
+        if workers:
+            _open_iterators.add(iterator)
+            if threading.current_thread() is threading.main_thread():
+                # Torch's handler would raise in the middle of a step. A dead worker is reported when its batch is read.
+                signal.signal(signal.SIGCHLD, handler)
+        try:
+            for images in iterator:
+                if isinstance(images, str):
+                    raise UsageError(images)
+                yield images
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            if isinstance(error, RuntimeError) and not re.search("exited unexpectedly|killed by signal", reason):
+                raise
+            raise RunFailed(
+                f"a worker process that decodes images died ({reason}), perhaps out of memory; use fewer --num_workers"
+            ) from error
 
 
-class Decoding:
-    """What the loader asks for a piece: its images, or in one line why there are none."""
+class DecodedPieces(Dataset[torch.Tensor | str]):
+    """Maps the indices of a piece to its images, or to the message of the error that prevents reading them."""
 
     def __init__(self, names: np.ndarray, decode: Callable[[bytes], np.ndarray], shape: tuple[int, int, int]):
         self.names, self.decode, self.shape = names, decode, shape
@@ -154,7 +128,7 @@ class Decoding:
         try:
             for image, name in zip(images.numpy(), self.names[index], strict=True):
                 image[:] = self.decode(name)
-        except UsageError as error:  # the loader would make many lines of it
+        except UsageError as error:  # raised in a worker, it would get a traceback of many lines
             return str(error)
         return images
 
@@ -168,54 +142,39 @@ def split_into(index: np.ndarray, size: int) -> list[np.ndarray]:
     return [index[start : start + size] for start in range(0, len(index), size)]
 
 
-def with_joined(batch: Batch, joined: Batch, index: np.ndarray, own: int) -> Batch:
-    """In the order of `index`: the samples of a task's own, which `batch` has, and those of `joined`, which follow."""
-    is_own, more = index < own, index[index >= own] - own
-    both = concatenated([batch, picked(joined, more, to_device(more, batch.labels.device))])
+def split_evenly(index: np.ndarray) -> list[np.ndarray]:
+    """Return at least one piece, of at most `PIECE` indices each."""
+    return np.array_split(index, max(1, -(-len(index) // PIECE)))
+
+
+def merge_extra(batch: Batch, extra: Batch, index: np.ndarray, own: int) -> Batch:
+    """Return a batch in the order of `index`.
+
+    Args:
+        batch: The samples with an index below `own`, in their order.
+        extra: Samples of which number 0 has the index `own`.
+        index: Indices of the samples to return.
+        own: Number of samples of the task.
+    """
+    is_own, from_extra = index < own, index[index >= own] - own
+    both = concatenated([batch, index_batch(extra, from_extra, to_device(from_extra, batch.labels.device))])
     place = np.where(is_own, is_own.cumsum(), is_own.sum() + (~is_own).cumsum()) - 1
-    return picked(both, place, to_device(place, batch.labels.device))
+    return index_batch(both, place, to_device(place, batch.labels.device))
 
 
 # --- worker processes -------------------------------------------------------------------------------------------------
 
-
-@contextmanager
-def _unheard_by_workers() -> Iterator[None]:
-    """For whoever starts workers: signals that stop a run are for the run, which then ends its workers; they inherit
-    that these are blocked. And no worker's end interrupts a step: it shows where its images are waited for."""
-    is_main = threading.current_thread() is threading.main_thread()
-    at_end_of_child = signal.getsignal(signal.SIGCHLD)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    try:
-        yield
-    finally:
-        if is_main:
-            signal.signal(signal.SIGCHLD, at_end_of_child)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+_open_iterators: WeakSet[Any] = WeakSet()
 
 
-def _obey_parent(_worker: int) -> None:
-    """End with it, at once were it killed, and when it says so."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    threading.Thread(target=_end_if_told, args=(os.getppid(),), daemon=True).start()
+def _ignore_stop_signals(_worker: int) -> None:
+    """Signals that stop a run may reach all its processes. The run itself ends its workers, when it has stopped."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
-def _end_if_told(parent: int) -> None:
-    """Terminated by its parent, that is, as Python does at its exit with whatever is left; others are not obeyed."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
-        pass
-    os._exit(0)
-
-
-def _next(found: Iterator[torch.Tensor | str]) -> torch.Tensor | str:
-    try:
-        return next(found)
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        if isinstance(error, RuntimeError) and not re.search("exited unexpectedly|killed by signal", reason):
-            raise
-        raise RunFailed(
-            f"a worker process that decodes images has died ({reason}), perhaps of too little memory; fewer "
-            "--num_workers may help"
-        ) from error
+@atexit.register
+def _end_workers() -> None:
+    """End workers that an exception left running: Python would terminate them, which they ignore, and wait."""
+    for iterator in list(_open_iterators):
+        iterator._shutdown_workers()

@@ -1,25 +1,27 @@
 """Randomness is addressed, not consumed.
 
-Every draw comes from its own generator, addressed by (seed, stream, place). A run can therefore be resumed
-without saving generator state, and turning a probe or a logger on cannot change a result. Philox is a
-counter-based generator, so an address is simply a key and a starting counter.
+Every draw comes from its own generator, addressed by (seed, stream, place). A run can therefore be resumed without
+saving generator state, and switching on a probe or a logger cannot change a result. Philox is a counter-based
+generator, so an address is a key and a starting counter.
 """
 
 from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 
-class _Key(np.random.bit_generator.ISeedSequence):
-    """Philox takes its key from here. Given as `key=` it would first ask the system for entropy, and throw it away."""
+class _Key(np.random.SeedSequence):
+    """Hands Philox its key. With `key=`, Philox would first ask the system for entropy, and discard it."""
 
     def __init__(self, words: np.ndarray):
+        super().__init__(0)
         self.words = words
 
-    def generate_state(self, n_words, dtype=np.uint32):
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
         return self.words
 
 
@@ -30,19 +32,26 @@ def _key(seed: int, stream: str) -> _Key:
 
 
 def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
-    """The generator of `stream` at `place`: one or two non-negative integers such as (step,) or (task, epoch)."""
+    """Return the random generator at an address.
+
+    Args:
+        seed: Seed of the run.
+        stream: Name of what the draws are for, such as "shuffle".
+        place: Up to two non-negative integers, such as (step,) or (task, epoch).
+    """
     counter = np.zeros(4, dtype=np.uint64)
-    # The two low words count within one address: 2^128 draws before two addresses could meet.
+    # The two low words count the draws of one address: 2^128 until they overlap with those of the next.
     counter[2 : 2 + len(place)] = place
     return np.random.Generator(np.random.Philox(_key(seed, stream), counter=counter))
 
 
 def torch_seed(seed: int, stream: str) -> int:
+    """Return a seed for torch's own generators."""
     return int(generator(seed, stream).integers(2**63))
 
 
 def class_order(seed: int, n_classes: int) -> np.ndarray:
-    """Where each class goes in the published runs: seed 0 keeps the data set's own order."""
+    """Return the label in the stream of each class, as in the published runs. Seed 0 keeps the original order."""
     if seed == 0:
         return np.arange(n_classes)
     return np.random.default_rng(42 + seed).permutation(n_classes)

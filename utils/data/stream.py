@@ -1,17 +1,17 @@
-"""A task stream: what the loop, the methods and the evaluation see of a data set.
+"""Task streams: what the training loop, the methods and the evaluation see of a data set.
 
-`StreamSpec` is everything that can be said without reading an image. `Stream` is the protocol: training batches by
-(task, epoch, first batch), so that a run can go on anywhere. `TensorStream` is its form for data that fit into memory:
-one uint8 tensor per split on the device of the run, of which the data of a task are a view. `utils.data.file_stream`
-has the form for those that do not.
+`StreamSpec` holds the facts that are known without reading an image. `Stream` is the interface. `TensorStream` is for
+data that fit into memory: one uint8 tensor per split on the run's device, of which the data of a task are a view.
+`utils.data.file_stream` has the stream for larger data.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,23 +21,45 @@ from utils.device import to_device
 from utils.step import Batch
 
 
+class Part(Protocol):
+    """A step of augmentation, as in `utils.data.augment`. Its draws are whole numbers, sent to the device at once."""
+
+    rows: ClassVar[int]  # numbers that it draws for a sample
+
+    def draw(self, draw: np.random.Generator, count: int) -> np.ndarray:
+        """Return an array (rows, count) of draws."""
+
+    def on_host(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+        """Return the augmented images (N, C, H, W)."""
+
+    def on_device(self, images: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        """Return the augmented images, computed in a few operations for all samples."""
+
+    def for_testing(self, images: torch.Tensor) -> torch.Tensor:
+        """Return what the network sees of images in evaluation."""
+
+    def shape_of(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Return the shape of an augmented image."""
+
+
 @dataclass(frozen=True)
 class StreamSpec:
+    """Facts about a stream, known without reading an image."""
+
     name: str
-    setting: str  # "class": every task has classes of its own; "domain": all tasks share the classes
+    setting: str  # "class": every task has its own classes; "domain": all tasks share the classes
     n_tasks: int
-    n_classes: int
-    image_shape: tuple[int, int, int]  # as they are stored, in the buffer too
-    mean: tuple[float, ...]
+    n_classes: int  # of all tasks together
+    image_shape: tuple[int, int, int]  # (C, H, W) as stored, in the buffer too
+    mean: tuple[float, ...]  # of each channel, in [0, 1]
     std: tuple[float, ...]
-    augmentation: tuple[Any, ...]  # parts of `utils.data.augment`, in their order
-    train_sizes: tuple[int, ...]  # per task
+    augmentation: tuple[Part, ...]  # steps of augmentation, in order
+    train_sizes: tuple[int, ...]  # of each task
     test_sizes: tuple[int, ...]
     shared_images: bool = False  # all tasks have the same images, held once
-    streamed: bool = False  # images are read when their turn comes, and not held
-    # What tells two contents of one kind of data set apart (a folder's files); part of a run's identity.
-    fingerprint: str = ""
-    task_classes: tuple[int, ...] | None = None  # the number of every task's own classes, where they are not equal
+    streamed: bool = False  # images are read from files during training, not held in memory
+    fingerprint: str = ""  # distinguishes contents of the same kind of data set; part of a run's identity
+    task_classes: tuple[int, ...] | None = None  # number of classes of each task, if they are not equal
 
     @property
     def is_domain(self) -> bool:
@@ -45,7 +67,7 @@ class StreamSpec:
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """What the network sees of an image, which augmentation may have cut out."""
+        """Shape of the network's input, which augmentation may crop from the stored image."""
         shape = self.image_shape
         for part in self.augmentation:
             shape = part.shape_of(shape)
@@ -60,8 +82,11 @@ class StreamSpec:
         start = sum(self.task_classes[:task])
         return range(start, start + self.task_classes[task])
 
-    def part(self, first: int, stop: int) -> StreamSpec:
-        """Of these tasks alone. Classes of tasks before them are gone; those of tasks after them are never seen."""
+    def task_range(self, first: int, stop: int) -> StreamSpec:
+        """Return the facts of tasks `first` to `stop` (exclusive).
+
+        Classes of earlier tasks are dropped, so that labels start at 0. Those of later tasks stay, but are never seen.
+        """
         return replace(
             self,
             n_tasks=stop - first,
@@ -72,145 +97,156 @@ class StreamSpec:
         )
 
 
-class Stream(Protocol):
-    spec: StreamSpec
-    train_sizes: Sequence[int]  # of the tasks that are trained: one if all are trained together
-
-    def batches(self, task: int, epoch: int, first: int, joined: Batch | None = None) -> Iterator[Batch]:
-        """The training batches of an epoch from number `first` on, in an order of (task, epoch) alone. `joined` are
-        samples that a method adds to the task's own."""
-
-    def in_order(self, task: int, size: int) -> Iterator[Batch]:
-        """A task's training samples as they lie, `size` at a time."""
-
-    def test(self, task: int, size: int) -> Iterator[Batch]: ...
-
-    def part(self, first: int, stop: int) -> Stream:
-        """These tasks alone, as `StreamSpec.part` has them."""
-
-    def merged(self) -> Stream:
-        """All tasks trained as one."""
-
-    def to(self, device: torch.device) -> Stream: ...
+Samples = TypeVar("Samples")  # what a stream holds of a split: a batch, or the names of files
 
 
 @dataclass(frozen=True)
-class Split:
-    """Images and labels; the labels also as a host array, so that nothing waits for a device."""
+class Stream(ABC, Generic[Samples]):
+    """The tasks of a run: their training and test samples, batch by batch.
 
-    images: torch.Tensor  # (N, C, H, W) uint8
-    labels: torch.Tensor  # (N,) int64
-    labels_host: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.labels_host)
-
-    def to(self, device: torch.device) -> Split:
-        return Split(self.images.to(device), self.labels.to(device), self.labels_host)
-
-    def part(self, start: int, stop: int) -> Split:
-        return Split(self.images[start:stop], self.labels[start:stop], self.labels_host[start:stop])
-
-    def without_classes(self, count: int) -> Split:
-        """The first so many classes are gone: labels count from the one after them."""
-        return Split(self.images, self.labels - count, self.labels_host - count)
-
-    def of_task(self, task: int) -> Batch:
-        return Batch(
-            self.images, self.labels, torch.full_like(self.labels, task),
-            self.labels_host, np.full(len(self), task),
-        )  # fmt: skip
-
-
-def split_of(images: np.ndarray, labels: np.ndarray) -> Split:
-    labels = np.ascontiguousarray(labels, dtype=np.int64)
-    return Split(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels), labels)
-
-
-def bounds(sizes: Sequence[int]) -> tuple[int, ...]:
-    return (0, *np.cumsum(sizes).tolist())
-
-
-def ranges(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Of tasks that lie one after the other."""
-    ends = bounds(sizes)
-    return tuple(pairwise(ends))
-
-
-@dataclass(frozen=True)
-class TensorStream:
-    """Training and test data in memory, and where in them each task lies.
-
-    Tasks may share images: `transforms`, one for each task if given, are what tells them apart then, functions of uint8
-    images such as a permutation of pixels or a rotation.
+    Batches are addressed by (task, epoch, first batch), so that a run can be resumed anywhere. Their order depends on
+    the seed, the task and the epoch alone.
     """
 
     spec: StreamSpec
-    train_data: Split
-    test_data: Split
-    train_ranges: tuple[tuple[int, int], ...]
+    train_data: Samples  # of all tasks
+    test_data: Samples
+    train_ranges: tuple[tuple[int, int], ...]  # (start, stop) of each task; tasks that share images have the same
     test_ranges: tuple[tuple[int, int], ...]
-    seed: int
+    seed: int  # of the order of training samples
     batch_size: int
-    transforms: tuple[Callable[[torch.Tensor], torch.Tensor], ...] | None = None
-    together: bool = False  # all tasks are trained as one; tests stay apart
+    together: bool = field(default=False, kw_only=True)  # all tasks are trained as one; tests stay separate
+
+    @abstractmethod
+    def batches(self, task: int, epoch: int, first: int, extra: Batch | None = None) -> Iterator[Batch]:
+        """Yield the shuffled training batches of an epoch.
+
+        Args:
+            task: Number of the task.
+            epoch: Number of the epoch within the task.
+            first: Number of the first batch to yield.
+            extra: Samples that a method adds to the task's own, shuffled among them.
+        """
+
+    @abstractmethod
+    def in_order(self, task: int, size: int) -> Iterator[Batch]:
+        """Yield a task's training samples in stored order, `size` at a time."""
+
+    @abstractmethod
+    def test(self, task: int, size: int) -> Iterator[Batch]:
+        """Yield a task's test samples in stored order, `size` at a time."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Self:
+        """Return the stream with its batches on a device."""
+
+    @staticmethod
+    @abstractmethod
+    def _subtract_from_labels(data: Samples, count: int) -> Samples: ...
 
     @property
     def train_sizes(self) -> list[int]:
+        """Number of training samples of each task; of all of them, if tasks are trained as one."""
         sizes = [stop - start for start, stop in self.train_ranges]
         return [sum(sizes)] if self.together else sizes
 
-    def to(self, device: torch.device) -> TensorStream:
-        return replace(self, train_data=self.train_data.to(device), test_data=self.test_data.to(device))
-
-    def part(self, first: int, stop: int) -> TensorStream:
-        spec = self.spec.part(first, stop)
-        gone = self.spec.n_classes - spec.n_classes
+    def task_range(self, first: int, stop: int) -> Self:
+        """Return the stream of tasks `first` to `stop` (exclusive), as `StreamSpec.task_range` describes it."""
+        spec = self.spec.task_range(first, stop)
+        dropped = self.spec.n_classes - spec.n_classes
         return replace(
             self,
             spec=spec,
-            train_data=self.train_data.without_classes(gone),
-            test_data=self.test_data.without_classes(gone),
+            train_data=self._subtract_from_labels(self.train_data, dropped),
+            test_data=self._subtract_from_labels(self.test_data, dropped),
             train_ranges=self.train_ranges[first:stop],
             test_ranges=self.test_ranges[first:stop],
-            transforms=None if self.transforms is None else self.transforms[first:stop],
         )
 
-    def merged(self) -> TensorStream:
+    def as_single_task(self) -> Self:
+        """Return the stream with all tasks trained as one."""
         return replace(self, together=True)
 
-    def batches(self, task: int, epoch: int, first: int, joined: Batch | None = None) -> Iterator[Batch]:
-        data, mixed = self.task_data(task), joined is not None and len(joined) > 0
-        if mixed:
-            data = concatenated([data, joined])
+
+@dataclass(frozen=True)
+class TensorStream(Stream[Batch]):
+    """A stream of data in memory."""
+
+    # One function of uint8 images per task, such as a rotation: what distinguishes tasks that share their images.
+    transforms: tuple[Callable[[torch.Tensor], torch.Tensor], ...] | None = None
+
+    def to(self, device: torch.device) -> Self:
+        train, test = (move_batch(data, device) for data in (self.train_data, self.test_data))
+        return replace(self, train_data=train, test_data=test)
+
+    @staticmethod
+    def _subtract_from_labels(data: Batch, count: int) -> Batch:
+        return replace(data, labels=data.labels - count, labels_host=data.labels_host - count)
+
+    def task_range(self, first: int, stop: int) -> Self:
+        transforms = None if self.transforms is None else self.transforms[first:stop]
+        return replace(super().task_range(first, stop), transforms=transforms)
+
+    def batches(self, task: int, epoch: int, first: int, extra: Batch | None = None) -> Iterator[Batch]:
+        data, mixed = self.task_data(task), False
+        if extra is not None and len(extra) > 0:
+            data, mixed = concatenated([data, extra]), True
         order = generator(self.seed, "shuffle", task, epoch).permutation(len(data))
         order_on_device = to_device(order, data.labels.device)
         for start in range(first * self.batch_size, len(data), self.batch_size):
-            chosen = slice(start, start + self.batch_size)
-            yield picked(data, order[chosen], order_on_device[chosen], one_task=not mixed)
+            part = slice(start, start + self.batch_size)
+            yield index_batch(data, order[part], order_on_device[part], one_task=not mixed)
 
     def in_order(self, task: int, size: int) -> Iterator[Batch]:
         return chunks(self.task_data(task), size)
 
     def test(self, task: int, size: int) -> Iterator[Batch]:
-        return chunks(self._piece(self.test_data, self.test_ranges, task, task), size)
+        return chunks(self._task_view(self.test_data, self.test_ranges, task, task), size)
 
     def task_data(self, task: int) -> Batch:
-        """All training samples of a task: a view, unless tasks are told apart by transforms."""
+        """Return all training samples of a task: a view, unless tasks have transforms."""
         if not self.together:
-            return self._piece(self.train_data, self.train_ranges, task, task)
+            return self._task_view(self.train_data, self.train_ranges, task, task)
         starts, stops = zip(*self.train_ranges, strict=True)
         if self.transforms is None and starts[1:] == stops[:-1]:
-            return self.train_data.part(starts[0], stops[-1]).of_task(0)
-        return concatenated([self._piece(self.train_data, self.train_ranges, t, 0) for t in range(self.spec.n_tasks)])
+            return with_task(slice_batch(self.train_data, starts[0], stops[-1]), 0)
+        parts = [self._task_view(self.train_data, self.train_ranges, part, 0) for part in range(self.spec.n_tasks)]
+        return concatenated(parts)
 
-    def _piece(self, data: Split, where: tuple[tuple[int, int], ...], task: int, trained_as: int) -> Batch:
-        batch = data.part(*where[task]).of_task(trained_as)
+    def _task_view(self, data: Batch, where: tuple[tuple[int, int], ...], task: int, label: int) -> Batch:
+        """Return the samples of a task, with `label` as their task."""
+        batch = with_task(slice_batch(data, *where[task]), label)
         return batch if self.transforms is None else replace(batch, images=self.transforms[task](batch.images))
 
 
-def picked(data: Batch, index: np.ndarray, index_on_device: torch.Tensor, *, one_task: bool = False) -> Batch:
-    """Samples by their index; those of one task need no look at which."""
+# --- functions of batches ---------------------------------------------------------------------------------------------
+
+
+def make_batch(images: np.ndarray, labels: np.ndarray, task: int = 0) -> Batch:
+    """Return host arrays (N, C, H, W) uint8 and (N,) as a batch of one task."""
+    labels = np.ascontiguousarray(labels, dtype=np.int64)
+    on_device = torch.from_numpy(labels)
+    unassigned = Batch(torch.from_numpy(np.ascontiguousarray(images)), on_device, on_device, labels, labels)
+    return with_task(unassigned, task)
+
+
+def with_task(data: Batch, task: int) -> Batch:
+    """Return the batch with all its samples assigned to a task."""
+    return replace(data, tasks=torch.full_like(data.labels, task), tasks_host=np.full(len(data), task))
+
+
+def move_batch(data: Batch, device: torch.device) -> Batch:
+    moved = {name: getattr(data, name).to(device) for name in ("images", "labels", "tasks")}
+    return replace(data, **moved)
+
+
+def slice_batch(data: Batch, start: int, stop: int) -> Batch:
+    part = slice(start, stop)
+    return Batch(data.images[part], data.labels[part], data.tasks[part], data.labels_host[part], data.tasks_host[part])
+
+
+def index_batch(data: Batch, index: np.ndarray, index_on_device: torch.Tensor, *, one_task: bool = False) -> Batch:
+    """Return samples by their index. If `one_task`, all samples are of the same task, which saves a look-up."""
     images, labels = (tensor.index_select(0, index_on_device) for tensor in (data.images, data.labels))
     count = len(index)
     tasks = data.tasks[:count] if one_task else data.tasks.index_select(0, index_on_device)
@@ -219,11 +255,7 @@ def picked(data: Batch, index: np.ndarray, index_on_device: torch.Tensor, *, one
 
 
 def chunks(data: Batch, size: int) -> Iterator[Batch]:
-    for start in range(0, len(data), size):
-        part = slice(start, start + size)
-        yield Batch(
-            data.images[part], data.labels[part], data.tasks[part], data.labels_host[part], data.tasks_host[part]
-        )
+    return (slice_batch(data, start, start + size) for start in range(0, len(data), size))
 
 
 def concatenated(batches: Sequence[Batch]) -> Batch:
@@ -234,3 +266,8 @@ def concatenated(batches: Sequence[Batch]) -> Batch:
         np.concatenate([batch.labels_host for batch in batches]),
         np.concatenate([batch.tasks_host for batch in batches]),
     )
+
+
+def ranges(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return (start, stop) of parts of these sizes that lie one after the other."""
+    return tuple(pairwise((0, *np.cumsum(sizes).tolist())))

@@ -1,4 +1,4 @@
-"""`--dry_run`: what a run would be, and what it would cost, before it starts."""
+"""`--dry_run`: the configuration of a run, its steps and its memory, before it starts."""
 
 from __future__ import annotations
 
@@ -6,69 +6,61 @@ import math
 
 import torch
 
-from models.method import draw_sizes
-from utils.config.arguments import Config
-from utils.config.registry import MODELS
+from models.replay import draw_sizes
+from utils.config.resolve import Config
+from utils.data.buffer import Buffer
 from utils.data.stream import StreamSpec
 from utils.device import pick_device
-from utils.run.build import buffer_bytes, build_network, epoch_sizes
-from utils.run.folder import RunFolder
+from utils.run.build import build_network, epoch_sizes, method_class
+from utils.run.run_folder import RunFolder
 from utils.run.training import total_steps
 
 MEGABYTE = 1e6
 
 
 def dry_run_report(config: Config, spec: StreamSpec, folder: RunFolder) -> str:
-    lines = [f"  {name} = {_shown(value)}" for name, value in sorted(config.values().items())]
     sizes = epoch_sizes(config, spec)
     memory = memory_estimate(config, spec)
     parts = ", ".join(f"{name} {size / MEGABYTE:.1f}" for name, size in memory.items())
     status = "finished" if folder.finished_record() else "not finished"
     return "\n".join(
         [
-            "configuration",
-            *lines,
-            f"folder: {folder.path} ({status})",
-            f"steps: {total_steps(config, sizes)} in {len(sizes)} task{'s' if len(sizes) > 1 else ''}",
-            f"memory: about {sum(memory.values()) / MEGABYTE:.0f} MB ({parts})",
+            f"# folder: {folder.path} ({status})",
+            f"# steps: {total_steps(config, sizes)} in {len(sizes)} task{'s' if len(sizes) > 1 else ''}",
+            f"# memory: about {sum(memory.values()) / MEGABYTE:.0f} MB ({parts})",
         ]
     )
 
 
-def _shown(value) -> str:
-    return "-" if value is None else str(value)
-
-
 def memory_estimate(config: Config, spec: StreamSpec) -> dict[str, float]:
-    """Bytes by use: data and buffer exactly, the network with its gradients, activations of one step roughly."""
-    image = math.prod(spec.image_shape)
+    """Return bytes by use: exact for data, buffer and network with gradients, rough for the activations of a step."""
+    method, dtype = method_class(config), getattr(torch, config.dtype)
     net = build_network(config, spec, torch.device("meta"))
     net.norms.check_device(pick_device(config.device))
-    weights = sum(tensor.nbytes for tensor in net.state_dict().values())
-    parts = (spec.train_sizes, spec.test_sizes)
-    # Images that tasks share are held once, and transformed for the task whose turn it is.
-    images = 0 if spec.streamed else sum(2 * sizes[0] if spec.shared_images else sum(sizes) for sizes in parts)
-    drawn = draw_sizes(config, len(MODELS.get(config.model).build.draw_names), spec.n_tasks)
-    samples = config.batch_size + sum(min(size, config.buffer_size) for size in drawn)
+    # Images that tasks share are held once, and a transformed copy for the present task.
+    splits = () if spec.streamed else (spec.train_sizes, spec.test_sizes)
+    images = sum(2 * sizes[0] if spec.shared_images else sum(sizes) for sizes in splits)
+    buffer = 0
+    if method.uses_buffer:
+        buffer = config.buffer_size * Buffer.bytes_of_one(spec, dtype if method.stores_logits else None)
+    draws = draw_sizes(config, len(method.draw_names), spec.n_tasks)
+    samples = config.batch_size + sum(min(size, config.buffer_size) for size in draws)
     return {
-        "data": image * images,
-        "buffer": buffer_bytes(config, spec),
-        "network and gradients": 2 * weights,
-        "activations": samples * _activation_bytes(net, spec, config),
+        "data": math.prod(spec.image_shape) * images,
+        "buffer": buffer,
+        "network and gradients": 2 * sum(tensor.nbytes for tensor in net.state_dict().values()),
+        "activations": samples
+        * _activation_bytes(net, torch.empty((1, *spec.input_shape), dtype=dtype, device="meta")),
     }
 
 
-def _activation_bytes(net: torch.nn.Module, spec: StreamSpec, config: Config) -> int:
-    """What one sample leaves behind for the backward: the outputs of all layers, traced without computing."""
+def _activation_bytes(net: torch.nn.Module, sample: torch.Tensor) -> int:
+    """Return the bytes of all layers' outputs for a sample, and their gradients, traced without computing."""
     sizes: list[int] = []
-    hooks = [
-        module.register_forward_hook(lambda _, __, out: sizes.append(out.nbytes))
-        for module in net.modules()
-        if not list(module.children())
-    ]
+    for module in net.modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda _, __, output: sizes.append(output.nbytes))
     net.eval()
     with torch.no_grad():
-        net(torch.empty((1, *spec.input_shape), dtype=getattr(torch, config.dtype), device="meta"))
-    for hook in hooks:
-        hook.remove()
+        net(sample)
     return 2 * sum(sizes)

@@ -8,25 +8,35 @@ import torch
 
 from models.method import Method
 from utils.data.stream import Stream, StreamSpec
-from utils.run.statistics import EVALUATION_BATCH, at_test_time, in_test_order
+from utils.run.eval_statistics import eval_statistics_applied, evaluation_batch_size, in_test_order
 
 
-def accuracies(method: Method, stream: Stream, tasks: Iterable[int]) -> dict[str, list[float]]:
-    return evaluate(method, stream, tasks)[0]
+def accuracies(
+    method: Method, stream: Stream, tasks: Iterable[int], statistics: str | None = None
+) -> dict[str, list[float]]:
+    return evaluate(method, stream, tasks, statistics)[0]
 
 
 @torch.no_grad()
-def evaluate(method: Method, stream: Stream, tasks: Iterable[int]) -> tuple[dict[str, list[float]], torch.Tensor]:
-    """Accuracy in % on each of `tasks`: `class_il` over all classes, unseen ones included, and `task_il` over those of
-    the task's own classes; where tasks share their classes there is only `domain_il`. And, still on the device, how
-    many test images of each class (rows) were taken for each class (columns) among all."""
+def evaluate(
+    method: Method, stream: Stream, tasks: Iterable[int], statistics: str | None = None
+) -> tuple[dict[str, list[float]], torch.Tensor]:
+    """Return the accuracies by setting, and the confusion matrix on the device.
+
+    The accuracies are in % on each of `tasks`: `class_il` among all classes, unseen ones included, and `task_il` among
+    the task's own classes. Where tasks share their classes there is only `domain_il`. The confusion matrix has the true
+    classes as rows and the predictions among all classes as columns.
+
+    Args:
+        statistics: Replaces `--eval_statistics`.
+    """
     method.net.eval()
     tasks, n_classes = list(tasks), stream.spec.n_classes
     confusion = torch.zeros(n_classes, n_classes, dtype=torch.int64, device=method.augment.scale.device)
-    with at_test_time(method):
-        right = torch.stack([count_right(method, stream, task, confusion) for task in tasks]).tolist()  # the only wait
+    with eval_statistics_applied(method, statistics):
+        correct = torch.stack([count_correct(method, stream, task, confusion) for task in tasks]).tolist()
     sizes = [stream.spec.test_sizes[task] for task in tasks]
-    percent = [[100 * row[k] / size for row, size in zip(right, sizes, strict=True)] for k in (0, 1)]
+    percent = [[100 * row[k] / size for row, size in zip(correct, sizes, strict=True)] for k in (0, 1)]
     return by_setting(stream.spec, *percent), confusion
 
 
@@ -34,17 +44,20 @@ def by_setting(spec: StreamSpec, among_all: list[float], among_own: list[float])
     return {"domain_il": among_all} if spec.is_domain else {"class_il": among_all, "task_il": among_own}
 
 
-def guesses(scores: torch.Tensor, own: range) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best class among all, and among a task's own."""
+def predictions(scores: torch.Tensor, own: range) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the best class among all, and among a task's own."""
     return scores.argmax(1), scores[:, own.start : own.stop].argmax(1) + own.start
 
 
-def count_right(method: Method, stream: Stream, task: int, confusion: torch.Tensor) -> torch.Tensor:
-    """(2,) numbers of test images that are right among all classes, and among the task's own; `confusion` counts on."""
-    own, right = stream.spec.classes_of(task), 0
-    for batch in in_test_order(method, stream.test(task, EVALUATION_BATCH), task):
-        found = guesses(method.predict(method.augment.normalize(batch.images)), own)
-        right = right + torch.stack([(guess == batch.labels).sum() for guess in found])
-        pairs = batch.labels * len(confusion) + found[0]
+def count_correct(method: Method, stream: Stream, task: int, confusion: torch.Tensor) -> torch.Tensor:
+    """Return the numbers (2,) of correct predictions among all classes and among the task's own.
+
+    The predictions are added to `confusion`.
+    """
+    own, correct = stream.spec.classes_of(task), torch.zeros(2, dtype=torch.int64, device=confusion.device)
+    for batch in in_test_order(method, stream.test(task, evaluation_batch_size(method)), task):
+        among_all, among_own = predictions(method.predict(method.augment.normalize(batch.images)), own)
+        correct += torch.stack([(guess == batch.labels).sum() for guess in (among_all, among_own)])
+        pairs = batch.labels * len(confusion) + among_all
         confusion.view(-1).index_add_(0, pairs, torch.ones_like(pairs))
-    return right
+    return correct

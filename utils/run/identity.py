@@ -1,4 +1,4 @@
-"""What a run is: the same command on the same data is the same run, and has the same name."""
+"""What identifies a run: the same command on the same data is the same run, and has the same name."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ import os
 from pathlib import Path
 from typing import Any
 
-from utils.config.arguments import Config, identity_options
+from utils.config.resolve import SELECTORS, Config, identity_options
 from utils.data.stream import StreamSpec
 
-# Raised when a fix changes results, so that older records are not taken for those of today's code.
+# Raised when a fix changes the results of all runs, so that older records are not taken for those of today's code.
+# A fix of one model, norm, data set or backbone raises the `numerics_version` that it registers with.
 NUMERICS_VERSION = 2
 
 
 def run_identity(config: Config, spec: StreamSpec) -> dict[str, Any]:
-    """As plain data, the way JSON gives them back."""
+    """Return all that a run's numbers depend on, as JSON reads it."""
     identity = identity_options(config) | {"numerics_version": NUMERICS_VERSION, "data": spec.fingerprint}
-    return json.loads(json.dumps(identity))
+    for selector, registry in SELECTORS.items():
+        version = registry.get(getattr(config, selector)).traits.get("numerics_version")
+        if version is not None:
+            identity[f"{selector}_numerics_version"] = version
+    plain: dict[str, Any] = json.loads(json.dumps(identity))
+    return plain
 
 
 def run_hash(identity: dict[str, Any]) -> str:
@@ -26,14 +32,16 @@ def run_hash(identity: dict[str, Any]) -> str:
 
 
 def run_name(config: Config, spec: StreamSpec) -> str:
-    """Readable first, exact last: derpp-adab2n-seq-cifar100-online-m2000-s0-<hash>. What gives no test results says so:
-    derpp-bn-seq-digits-online-m200-s0-val-debug-<hash>."""
+    """Return a name such as derpp-adab2n-seq-cifar100-online-m2000-s0-<hash>.
+
+    Runs without test results are marked: derpp-bn-seq-digits-online-m200-s0-val-debug-<hash>.
+    """
     marks = {"val": getattr(config, "validation", None), "debug": config.debug_mode}
     return "-".join([*_readable(config), *(word for word, value in marks.items() if value), _hash(config, spec)])
 
 
 def run_folder(config: Config, spec: StreamSpec) -> Path:
-    """Where it lies. A run from before names said `val` and `debug` stays where it is: its hash is the same."""
+    """Return the folder of the run; one made before names had `val` and `debug` stays where it is."""
     runs = Path(config.results_path) / "runs"
     now, before = runs / run_name(config, spec), runs / "-".join([*_readable(config), _hash(config, spec)])
     return before if os.path.isdir(before) and not os.path.isdir(now) else now

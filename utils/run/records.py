@@ -1,4 +1,4 @@
-"""Records: what a run leaves, sealed, so that a number is only believed where and as it was written."""
+"""Records of runs, with a seal: a number counts only in the folder of its run, as it was written."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import resource
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from utils.config.arguments import Config
+from utils.config.resolve import Config
 from utils.data.stream import StreamSpec
 from utils.packages import version
 from utils.run.identity import run_hash
+
+if TYPE_CHECKING:
+    from backbone.network import Network
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = ("main.py", *(f"{folder}/*.py" for folder in ("backbone", "models", "datasets", "utils", "scripts")))
@@ -33,7 +36,7 @@ def seal_of(record: dict[str, Any]) -> str:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """The record of the run whose folder it lies in, as it was written; None if there is none."""
+    """Return the record of the run in whose folder it lies, or None; raise BadRecord if it is not as it was written."""
     try:
         record = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
         sealed = record["seal"] == seal_of(record)
@@ -55,16 +58,22 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
-def made_on(record: dict[str, Any]) -> str:
-    """When, and at which commit."""
+def provenance_text(record: dict[str, Any]) -> str:
+    """Return when a record was made, and at which commit."""
     name, _, changes = (record["environment"]["commit"] or "unknown").partition("+")
     return f"on {record['date'][:16].replace('T', ' ')} UTC at commit {name[:12]}{'+' + changes if changes else ''}"
 
 
 def make_record(
-    name: str, identity: dict, sources: dict, config: Config, spec: StreamSpec, status: str, outcome: dict[str, Any]
-) -> dict:
-    """Everything worth keeping of a run, as plain data. `outcome` holds results and times, or the reason of failure."""
+    name: str,
+    identity: dict[str, Any],
+    sources: dict[str, str],
+    config: Config,
+    spec: StreamSpec,
+    status: str,
+    outcome: dict[str, Any],
+) -> dict[str, Any]:
+    """Return everything worth keeping of a run; `outcome` holds results and times, or the reason of a failure."""
     record = {
         "run": name,
         "status": status,
@@ -89,19 +98,16 @@ def plain(config: Config) -> dict[str, Any]:
     }
 
 
-def conditions(net: torch.nn.Module) -> dict[str, Any]:
-    """What rounding depends on, beside the command: a run keeps its bits under the same ones."""
+def conditions(net: Network) -> dict[str, Any]:
+    """Return what rounding depends on beside the command: under the same conditions a run has the same bits."""
     device = next(net.parameters()).device
+    cpu_instructions = torch.backends.cpu.get_cpu_capability()
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({_instructions()})",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({cpu_instructions})",
         "num_threads": torch.get_num_threads(),
         "norm_impl": net.norms.implementation(device),
         "torch": str(torch.__version__),
     }
-
-
-def _instructions() -> str:
-    return torch.backends.cpu.get_cpu_capability()
 
 
 def environment() -> dict[str, Any]:
@@ -120,18 +126,17 @@ def environment() -> dict[str, Any]:
 
 
 def peak_memory_mb() -> float:
-    """Of this process; `getrusage` would count what its launcher had before the fork."""
+    """Return the peak of this process; `getrusage` would count what its launcher had before the fork."""
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     status = Path("/proc/self/status")
     if status.exists():
-        kilobytes = next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-    else:
-        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(int(kilobytes) / 1024, 1)
+        kilobytes = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return round(kilobytes / 1024, 1)
 
 
 def commit() -> str | None:
-    """The code's commit, marked where the code differs from it; None if the checkout itself is no repository."""
-    # Variables of a hook or of another repository would have git answer for that one.
+    """Return the commit, with `+changes` if the code differs from it; None if the checkout is no repository."""
+    # Variables that a hook sets would make git look at another repository.
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
     def git(*words: str) -> str:
@@ -140,7 +145,7 @@ def commit() -> str | None:
         ).stdout.decode(errors="replace").strip()  # fmt: skip
 
     try:
-        if git("rev-parse", "--show-cdup"):  # the way up to a folder that happens to be one
+        if git("rev-parse", "--show-cdup"):  # the checkout lies below another repository
             return None
         changed = git("status", "--porcelain", "--untracked-files=no") or git("ls-files", "--others", "--", *SOURCES)
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")

@@ -1,8 +1,8 @@
 """SIGTERM and SIGINT end a run after a checkpoint; a second SIGINT quits at once.
 
 The handlers only note the signal while a step or a checkpoint is under way, and raise where nothing can be torn.
-They are installed even as process 1 of a container, where the default actions do not exist, and heard even if whoever
-started the process had blocked them.
+They are installed even as process 1 of a container, where the default actions do not exist, and unblocked in case the
+parent process had blocked them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from utils.console import STOPS
 
 
 class Interrupted(Exception):
@@ -21,24 +25,27 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """`with Signals() as signals`, and `with signals.held()` around what must not be torn."""
+    """`with Signals() as signals`, and `with signals.held()` around what must not be torn.
 
-    def __init__(self):
+    Within `held()` the first signal is only noted, in `received`. A second SIGINT always quits at once.
+    """
+
+    def __init__(self) -> None:
         self.received: int | None = None
         self._holding = False
-        self._before: dict[int, object] = {}
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+            self._before = {number: signal.signal(number, self._handle) for number in STOPS}
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _handle(self, number: int, _frame) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             os._exit(128 + number)
         self.received = number

@@ -1,12 +1,10 @@
 """`--plugins`: norms, methods, data sets and backbones of one's own in folders outside the checkout."""
 
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
-from forked import ROOT, WARM, Command, clean_environment, forked, record_of, refusal
+from forked import WARM, Command, forked, refusal
 
 from utils.config.plugins import given_plugins
 
@@ -32,8 +30,8 @@ from utils.config.registry import MODELS
 
 @MODELS.register("twice", help="twice the loss of sgd")
 class Twice(Sgd):
-    def loss(self, batches, outputs, place):
-        return {name: 2 * term for name, term in super().loss(batches, outputs, place).items()}
+    def loss(self, batches, outputs, index):
+        return {name: 2 * term for name, term in super().loss(batches, outputs, index).items()}
 """,
 }
 OTHER = {
@@ -109,11 +107,8 @@ WAYS = {  # the flags, and the environment variable
     "several": (["--plugins", "mine", "deep/er/other"], ""),
     "repeated": (["--plugins", "mine", "--seed", "0", "--plugins", "deep/er/other"], ""),
     "equals": (["--plugins=mine", "--plugins=./deep/er/other/"], ""),
-    "absolute": (["--plugins", "{place}/mine", "{place}/deep/../deep/er/other"], ""),
     "environment": ([], ENVIRONMENT),
-    "both": (["--plugins", "deep/er/other"], "mine"),
     "twice": (["--plugins", "mine", "deep/er/other", "--plugins=./mine"], ENVIRONMENT),
-    "turned": (["--plugins", "deep/er/other", "mine"], ""),
     "module": (["--plugins", "my_package", "mine", "deep/er/other"], ""),
 }
 
@@ -137,7 +132,7 @@ def test_every_way_of_naming_them_is_the_same_run_with_whole_paths_on_record(pla
     run, first = ways[way], ways["several"]
     assert (run.code, run.stderr) == (0, "")
     folders = [str(place / "mine"), str(place / "deep/er/other")]
-    named = {"turned": folders[::-1], "module": ["my_package", *folders]}.get(way, folders)
+    named = ["my_package", *folders] if way == "module" else folders
     assert run.record["config"]["plugins"] == named
     assert "plugins" not in run.record["identity"]
     for what in ("run", "identity", "results", "steps", "data"):
@@ -153,23 +148,8 @@ def test_files_of_a_folder_import_each_other_and_those_of_the_same_name_both_cou
     assert len(names) == 2
 
 
-def test_whole_command_from_another_folder(place):
-    """The command as it is typed, with a module that Python finds in the environment variable."""
-    environment = {"PYTHONPATH": str(place / "lib"), "ADAB2N_PLUGINS": "my_package", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "main.py"), "--plugins", "deep/er/other", "--model", "sgd", "--norm", "packaged",
-         "--dataset", "seq-dots", "--width", "4", "--results_path", "typed", *QUIET],
-        cwd=place, env=clean_environment() | environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    record = record_of(done.stdout, place)
-    assert record["config"]["plugins"] == ["my_package", str(place / "deep/er/other")]
-    assert (record["config"]["norm"], record["config"]["width"]) == ("packaged", 4)
-    assert record["results"]["task_il"]["metrics"]["faa"] >= 50
-
-
 @pytest.mark.parametrize(
-    ("words", "found"),
+    ("words", "plugins"),
     [
         ([], []),
         (["--plugins", "a", "b", "--model", "c"], ["a", "b"]),
@@ -178,11 +158,11 @@ def test_whole_command_from_another_folder(place):
         (["--model", "--plugins"], []),
     ],
 )
-def test_names_are_found_before_there_is_a_parser(monkeypatch, words, found):
+def test_names_are_found_before_there_is_a_parser(monkeypatch, words, plugins):
     monkeypatch.delenv("ADAB2N_PLUGINS", raising=False)
-    assert given_plugins(words) == found
+    assert given_plugins(words) == plugins
     monkeypatch.setenv("ADAB2N_PLUGINS", os.pathsep.join(["x", "", "a"]))
-    assert given_plugins(words) == ["x", "a", *(name for name in found if name != "a")]
+    assert given_plugins(words) == ["x", "a", *(name for name in plugins if name != "a")]
 
 
 # --- what they change and what not ----------------------------------------------------------------------------
@@ -195,14 +175,10 @@ def around(place, ways):
     both = ["--plugins", "mine", "deep/er/other"]
     words = {
         "help": ["--help", *both],
-        "help in front": [*both, "--help"],
         "list": ["--list", *both],
-        "list norms": ["--list", "norms", "--plugins=mine"],
         "bare list": ["--list"],
         "plain": [*PLAIN, "--results_path", "plain"],
         "unused": [*PLAIN, "--results_path", "plain", *both],
-        "unused first": [*PLAIN, "--results_path", "unused", *both],
-        "plain second": [*PLAIN, "--results_path", "unused"],
         "saved": [*saved, *QUIET, *both],
         "saved without": [*saved, *QUIET],
         "unknown flag": [*USED, *both, "--first_scal", "3"],
@@ -210,42 +186,31 @@ def around(place, ways):
         "without": [*USED],
     }
     commands = [Command(each, cwd=place) for each in words.values()]
-    commands.insert(4, Command(["--list", "norms"], cwd=place, env={"ADAB2N_PLUGINS": "mine"}))
+    commands.insert(2, Command(["--list", "norms"], cwd=place, env={"ADAB2N_PLUGINS": "mine"}))
     ended = forked(place / "out/around", commands)
-    environment = ended.pop(4)
+    environment = ended.pop(2)
     return SimpleNamespace(**dict(zip((name.replace(" ", "_") for name in words), ended, strict=True)), env=environment)
 
 
-def test_unused_plugins_are_the_same_run(place, around):
-    assert around.plain.code == around.unused_first.code == 0
-    assert around.unused.record == around.plain.record  # its times too: it is not run again
-    assert around.plain_second.record == around.unused_first.record
+def test_unused_plugins_are_the_same_run(around):
+    assert around.plain.code == 0
     assert around.plain.record["config"]["plugins"] == []
-    assert len(around.unused_first.record["config"]["plugins"]) == 2
-    for what in ("run", "identity", "results"):
-        assert around.unused_first.record[what] == around.plain.record[what]
+    assert around.unused.record == around.plain.record  # its times too: it is not run again
 
 
 def test_help_and_list_show_what_they_add(around):
-    for shown in (around.help, around.help_in_front):
-        assert (shown.code, shown.stderr) == (0, "")
-        assert "--first_scale" in shown.stdout
-        assert "(default: 2.5)" in shown.stdout
-        for name in ("scaled", "twice", "seq-dots", "flat"):
-            assert name in shown.stdout
+    assert (around.help.code, around.help.stderr) == (0, "")
+    for text in ("--first_scale", "(default: 2.5)", "scaled", "twice", "seq-dots", "flat"):
+        assert text in around.help.stdout
     lines = [line.split(maxsplit=1) for line in around.list.stdout.splitlines() if line.startswith("  ")]
-    for name, help_ in (
-        ("scaled", "BN that starts elsewhere"),
-        ("twice", "twice the loss of sgd"),
-        ("seq-dots", "a dot on black"),
-        ("flat", "a flat network"),
-        ("adab2n", "adaptive balance of batch normalization"),
+    for line in (
+        ["scaled", "BN that starts elsewhere"],
+        ["twice", "twice the loss of sgd"],
+        ["flat", "a flat network"],
     ):
-        assert [name, help_] in lines
-    for shown in (around.list_norms, around.env):
-        assert (shown.code, shown.stdout.splitlines()[0]) == (0, "norms")
-        assert "  scaled" in shown.stdout
-        assert "seq-dots" not in shown.stdout
+        assert line in lines
+    assert (around.env.code, around.env.stdout.splitlines()[0]) == (0, "norms")
+    assert "  scaled" in around.env.stdout
     assert around.bare_list.code == 0
     assert "scaled" not in around.bare_list.stdout
 
@@ -283,27 +248,21 @@ class Mine:
 """
 NEW = [*PLAIN, "--norm", "new"]
 
-MISTAKES = {  # folders with their files, the words of the command, what the line says
-    "missing folder": ({}, ["--plugins", "./none", *PLAIN], ["--plugins {place}/none: no such folder"]),
-    "missing folder, listed": ({}, ["--list", "--plugins", "{place}/none"], ["--plugins {place}/none: no such folder"]),
-    "missing module": ({}, ["--plugins", "no_such_module", *PLAIN], ["no_such_module", "No module named"]),
-    "empty folder": ({"empty": {}}, ["--plugins", "empty", "--help"], ["{place}/empty", "no Python files in it"]),
-    "only a package's file": ({"bare": {"__init__": ""}}, ["--plugins", "bare", *PLAIN], ["no Python files in it"]),
-    "no module name": ({"odd": {"my-norm": ""}}, ["--plugins", "odd", *PLAIN], ["{place}/odd", "my-norm.py"]),
+MISTAKES = {  # folders with their files, the words of the command, keywords of the line
+    "missing folder": ({}, ["--plugins", "./none", *PLAIN], ["{place}/none"]),
+    "missing folder, listed": ({}, ["--list", "--plugins", "{place}/none"], ["{place}/none"]),
+    "missing module": ({}, ["--plugins", "no_such_module", *PLAIN], ["no_such_module"]),
+    "empty folder": ({"empty": {"__init__": ""}}, ["--plugins", "empty", "--help"], ["{place}/empty"]),
+    "no module name": ({"odd": {"my-norm": ""}}, ["--plugins", "odd", *PLAIN], ["my-norm.py"]),
     "syntax error": (
         {"syntax": {"fine": "", "wrong": "\n\ndef wrong(:\n"}},
         ["--plugins", "syntax", *PLAIN],
         ["{place}/syntax/wrong.py", "line 3", "SyntaxError"],
     ),
-    "exception": (
-        {"raises": {"wrong": "def f():\n    return 1 / 0\n\nf()\n"}},
+    "exception": (  # the line where it was raised, not from where that was called
+        {"raises": {"wrong": "def f():\n    raise OSError('one\\n  two')\n\nf()\n"}},
         ["--plugins", "raises", "--help"],
-        ["{place}/raises/wrong.py", "ZeroDivisionError: division by zero"],
-    ),
-    "exception in several lines": (
-        {"wordy": {"wrong": "\nraise OSError('one\\n  two\\nthree')\n"}},
-        ["--plugins", "wordy", *PLAIN],
-        ["{place}/wordy/wrong.py, line 2: OSError: one two three"],
+        ["{place}/raises/wrong.py, line 2", "OSError: one two"],
     ),
     "exception in a file that another imports": (
         {"chain": {"a": "from . import b\n", "b": "\n\nimport no_such_module\n"}},
@@ -313,40 +272,30 @@ MISTAKES = {  # folders with their files, the words of the command, what the lin
     "name of two folders": (
         {"one": {"new": NORM.format(keywords="")}, "two": {"new": NORM.format(keywords="")}},
         ["--plugins", "one", "two", *NEW],
-        ["{place}/two/new.py, line 6", "norm 'new' is registered twice"],
+        ["{place}/two/new.py, line 6", "registered twice"],
     ),
     **{
         f"taken name of a {kind}": (
             {f"taken_{kind}": {"mine": TAKEN.format(registry=registry, name=name)}},
-            ["--plugins", f"taken_{kind}", *words],
-            [f"{kind} '{name}' is registered twice", "mine"],
+            ["--plugins", f"taken_{kind}", *PLAIN],
+            [f"{kind} '{name}' is registered twice"],
         )
-        for kind, registry, name, words in (
-            ("norm", "NORMS", "bn", PLAIN),
-            ("model", "MODELS", "sgd", ["--list"]),
-            ("dataset", "DATASETS", "seq-digits", ["--help"]),
-            ("backbone", "BACKBONES", "mlp", PLAIN),
-        )
+        for kind, registry, name in (("norm", "NORMS", "bn"), ("dataset", "DATASETS", "seq-digits"))
     },
     "unknown keyword": (
         {"keyword": {"new": NORM.format(keywords="optoins=()")}},
         ["--plugins", "keyword", *NEW],
-        ["{place}/keyword/new.py, line 6", "norm 'new'", "unknown keyword 'optoins'", "did you mean options"],
-    ),
-    "keyword of another kind": (
-        {"kind": {"new": NORM.format(keywords='backbone="mlp"')}},
-        ["--plugins", "kind", *NEW],
-        ["unknown keyword 'backbone'", "joint_replay"],
+        ["{place}/keyword/new.py, line 6", "did you mean options"],
     ),
     "rule with a misspelt name": (
         {"rule": {"new": NORM.format(keywords='rules=(Rule({"batchsize": 3}),)')}},
         ["--plugins", "rule", *NEW],
-        ["a rule of new sets 'batchsize'", "did you mean batch_size"],
+        ["a rule of new", "did you mean batch_size"],
     ),
     "rule with a misspelt condition": (
         {"when": {"new": NORM.format(keywords='rules=(Rule({"lr": 3}, when={"modl": "er"}),)')}},
         ["--plugins", "when", *NEW],
-        ["a rule of new asks for 'modl'", "did you mean model"],
+        ["a rule of new", "did you mean model"],
     ),
 }
 
@@ -363,13 +312,8 @@ def mistakes(place):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake_is_told_in_one_line(place, mistakes, mistake):
+def test_mistake_is_reported_in_one_line(place, mistakes, mistake):
     line = refusal(mistakes[mistake])
     for words in MISTAKES[mistake][2]:
         assert words.format(place=place) in line
     assert not (place / "never").exists()
-
-
-def test_line_of_an_exception_is_the_last_in_the_file(mistakes):
-    """Where it was raised, not from where that was called."""
-    assert "wrong.py, line 2" in refusal(mistakes["exception"])

@@ -3,7 +3,7 @@
 import pytest
 from conftest import call
 
-from utils.config.arguments import resolve
+from utils.config.resolve import resolve
 
 SWITCHES = {
     "--replay_forward": ("auto", "joint"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers import CPU, make_spec
-from utils.data.buffer import Buffer, GreedyBalance, Replaced
+from utils.data.buffer import Buffer, GreedyBalance, MethodManaged
 from utils.data.random import generator
 from utils.step import Batch
 
@@ -46,7 +46,7 @@ def buffer_with(policy, size: int) -> Buffer:
 
 def held(buffer: Buffer) -> list[tuple[int, int]]:
     """(number, label) of all samples, in the order of their slots."""
-    whole = buffer.everything()
+    whole = buffer.all_samples()
     assert whole.labels.tolist() == whole.labels_host.tolist()
     assert whole.tasks.tolist() == whole.tasks_host.tolist() == (whole.labels_host // 2).tolist()
     return list(zip(whole.images.flatten().tolist(), whole.labels.tolist(), strict=True))
@@ -149,7 +149,7 @@ def test_unfilled_slots_are_never_drawn():
     buffer.add(samples([1, 2, 3, 4], [0, 0, 1, 1]), NOBODY)
     assert len(buffer) == 4
     for step in range(30):
-        assert sorted(buffer.choose(7, generator(0, "replay", step)).tolist()) == [0, 1, 2, 3]
+        assert sorted(buffer.sample_slots(7, generator(0, "replay", step)).tolist()) == [0, 1, 2, 3]
 
 
 def test_every_sample_of_the_largest_class_may_go():
@@ -183,7 +183,7 @@ def test_a_restored_greedy_balance_goes_on_identically(tmp_path):
 
 
 def test_what_is_added_takes_the_place_of_everything():
-    buffer = buffer_with(Replaced(4), 4)
+    buffer = buffer_with(MethodManaged(4), 4)
     assert len(buffer) == 0
     assert held(buffer) == []
     buffer.add(samples([7, 8, 9, 10], [0, 0, 1, 1]))
@@ -191,11 +191,11 @@ def test_what_is_added_takes_the_place_of_everything():
     buffer.add(samples([20, 7, 21], [4, 0, 2]))
     assert len(buffer) == 3
     assert held(buffer) == [(20, 4), (7, 0), (21, 2)]
-    assert sorted(buffer.choose(9, generator(0, "replay", 0)).tolist()) == [0, 1, 2]
+    assert sorted(buffer.sample_slots(9, generator(0, "replay", 0)).tolist()) == [0, 1, 2]
 
 
 def test_more_than_the_capacity_is_an_error():
-    buffer = buffer_with(Replaced(3), 3)
+    buffer = buffer_with(MethodManaged(3), 3)
     buffer.add(samples([1, 2], [0, 1]))
     with pytest.raises(ValueError, match="4 samples for a buffer of 3"):
         buffer.add(samples([5, 6, 7, 8], [0, 0, 0, 0]))
@@ -203,7 +203,7 @@ def test_more_than_the_capacity_is_an_error():
 
 
 def test_a_restored_buffer_holds_as_many(tmp_path):
-    whole, restored = (buffer_with(Replaced(5), 5) for _ in range(2))
+    whole, restored = (buffer_with(MethodManaged(5), 5) for _ in range(2))
     whole.add(samples([1, 2, 3, 4, 5], [0, 0, 1, 1, 1]))
     whole.add(samples([6, 7], [2, 3]))
     torch.save(whole.state_dict(), tmp_path / "state")

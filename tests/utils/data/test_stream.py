@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import CPU, make_spec, make_stream, sample_numbers
 
-from utils.data.stream import ranges, split_of
+from utils.data.stream import make_batch, ranges
 from utils.step import Batch
 
 SPEC = make_spec(n_tasks=3, n_classes=6, train_sizes=(10, 7, 12), test_sizes=(5, 6, 4))
@@ -59,7 +59,7 @@ def test_epoch_has_every_sample_of_its_task_once_with_its_label(stream, task):
 @pytest.mark.parametrize("joined", [None, strangers(6)], ids=["alone", "joined"])
 @pytest.mark.parametrize("together", [False, True])
 def test_rest_of_an_epoch_is_the_tail_of_the_whole(stream, joined, together):
-    stream = stream.merged() if together else stream
+    stream = stream.as_single_task() if together else stream
     for task in range(len(stream.train_sizes)):
         whole = list(stream.batches(task, 2, 0, joined))
         assert len(whole) == -(-(stream.train_sizes[task] + (len(joined) if joined else 0)) // 4)
@@ -138,33 +138,33 @@ def test_nothing_that_joins_is_nothing_at_all(stream):
 
 
 def test_merged_stream_trains_all_tasks_as_one(stream):
-    merged = stream.merged()
-    assert merged.train_sizes == [29]
+    as_single_task = stream.as_single_task()
+    assert as_single_task.train_sizes == [29]
     assert stream.train_sizes == [10, 7, 12]
-    batches = list(merged.batches(0, 0, 0))
+    batches = list(as_single_task.batches(0, 0, 0))
     assert sorted(numbers(batches)) == list(range(29))
     assert {task for batch in batches for task in batch.tasks_host.tolist() + batch.tasks.tolist()} == {0}
     for batch in batches:
         assert batch.labels.tolist() == stream.train_data.labels_host[sample_numbers(batch.images)].tolist()
-    assert numbers(merged.in_order(0, 5)) == list(range(29))
+    assert numbers(as_single_task.in_order(0, 5)) == list(range(29))
 
 
 def test_merged_stream_tests_tasks_apart(stream):
     for task in range(3):
-        merged, apart = (list(which.test(task, 4)) for which in (stream.merged(), stream))
-        assert all(same(a, b) for a, b in zip(merged, apart, strict=True))
+        as_single_task, apart = (list(which.test(task, 4)) for which in (stream.as_single_task(), stream))
+        assert all(same(a, b) for a, b in zip(as_single_task, apart, strict=True))
 
 
 def test_merged_stream_of_shared_images_has_each_task_s_own():
     images = np.arange(4 * 3 * 8 * 8, dtype=np.uint64).reshape(4, 3, 8, 8).astype(np.uint8)
-    data = split_of(images, np.array([0, 1, 2, 3]))
+    data = make_batch(images, np.array([0, 1, 2, 3]))
     spec = make_spec("domain", train_sizes=(4, 4), test_sizes=(4, 4))
     transforms = (lambda x: x, lambda x: 255 - x)
     stream = make_stream(spec)
     stream = replace(
         stream, train_data=data, test_data=data, train_ranges=((0, 4),) * 2, test_ranges=((0, 4),) * 2,
         transforms=transforms,
-    ).merged()  # fmt: skip
+    ).as_single_task()  # fmt: skip
     (whole,) = stream.in_order(0, 100)
     assert torch.equal(whole.images, torch.cat([data.images, 255 - data.images]))
     assert whole.labels.tolist() == [0, 1, 2, 3] * 2
@@ -175,9 +175,9 @@ def test_merged_stream_of_shared_images_has_each_task_s_own():
 def test_merged_stream_of_tasks_that_lie_out_of_order_is_whole():
     stream = make_stream(SPEC)
     first, second, third = stream.train_ranges
-    merged = replace(stream, train_ranges=(second, third, first)).merged()
-    assert sorted(numbers(merged.batches(0, 0, 0))) == list(range(29))
-    assert numbers(merged.in_order(0, 100)) == [*range(10, 29), *range(10)]
+    as_single_task = replace(stream, train_ranges=(second, third, first)).as_single_task()
+    assert sorted(numbers(as_single_task.batches(0, 0, 0))) == list(range(29))
+    assert numbers(as_single_task.in_order(0, 100)) == [*range(10, 29), *range(10)]
 
 
 # --- in order, test, device -----------------------------------------------------------------------------------
@@ -206,8 +206,8 @@ def test_tasks_are_views_of_one_tensor(stream):
             assert batch.images.untyped_storage().data_ptr() == train.untyped_storage().data_ptr()
         for batch in stream.test(task, 3):
             assert batch.images.untyped_storage().data_ptr() == test.untyped_storage().data_ptr()
-    merged = stream.merged()
-    assert merged.task_data(0).images.data_ptr() == train.data_ptr()
+    as_single_task = stream.as_single_task()
+    assert as_single_task.task_data(0).images.data_ptr() == train.data_ptr()
     assert stream.to(CPU).train_data.images.data_ptr() == train.data_ptr()
 
 

@@ -5,15 +5,15 @@ import torch
 from conftest import goes_on, runner
 
 import utils.run.execution
-from scripts.soak import outcome
 from tests.helpers import build_run, make_spec, make_stream, run_config, weights_of
+from tests.outcomes import outcome
 from utils.errors import RunFailed
 from utils.run.observers import Observer
 from utils.run.signals import Interrupted
 from utils.run.training import Training
-from utils.step import Place
+from utils.step import StepIndex
 
-NOTE = "note: the last batch of an epoch is a single image, which this norm cannot normalize: left out\n"
+NOTE = "note: the last batch of an epoch is a single image, which this norm cannot normalize; it is left out\n"
 # Tasks of 291, 283, 283, 287 and 289 images: in batches of ten, the first ends with a single one, in its 30th step.
 DIGITS = ["--model", "sgd", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4", "--seed", "21"]
 DIGITS += ["--n_epochs", "2", "--save_model"]
@@ -46,21 +46,21 @@ def test_norms_of_single_samples_learn_from_it(norm, capsys):
     found = Training(method.config, stream, method).run()
     assert (found["batches_left_out"], capsys.readouterr().err) == (0, "")
     before = weights_of(net)
-    assert method.unless_single(1, lambda: method.step(single(stream), Place(0, 99, 0))) is not None
+    assert method.runner.skip_unnormalizable_batch(1, lambda: method.step(single(stream), StepIndex(0, 99))) is not None
     assert not all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
-@pytest.mark.parametrize(("freeze_after", "left_out"), [(1, 0), (2, 1)])
-def test_frozen_statistics_can_normalize_it(freeze_after, left_out):
+@pytest.mark.parametrize(("freeze_after", "skipped_batches"), [(1, 0), (2, 1)])
+def test_frozen_statistics_can_normalize_it(freeze_after, skipped_batches):
     """It is the second task that ends with a single image."""
     found = run(run_config("sgd", "bn_frozen", freeze_after=freeze_after), odd_stream())
-    assert found["batches_left_out"] == left_out
+    assert found["batches_left_out"] == skipped_batches
 
 
 def test_replay_in_the_same_forward_makes_it_larger(capsys):
     """With samples of the buffer it is no batch of one; in a forward of its own it is."""
-    for forward, left_out in (("joint", 0), ("separate", 1)):
-        assert run(run_config("er_ace", replay_forward=forward), odd_stream())["batches_left_out"] == left_out
+    for forward, skipped_batches in (("joint", 0), ("separate", 1)):
+        assert run(run_config("er_ace", replay_forward=forward), odd_stream())["batches_left_out"] == skipped_batches
     assert capsys.readouterr().err == NOTE
 
 
@@ -71,8 +71,8 @@ def test_other_errors_of_such_a_batch_are_not_swallowed():
         raise ValueError("another one")
 
     with pytest.raises(ValueError, match="another one"):
-        method.unless_single(1, learn)
-    assert method.left_out == 0
+        method.runner.skip_unnormalizable_batch(1, learn)
+    assert method.runner.skipped_batches == 0
 
 
 # --- what they leave --------------------------------------------------------------------------------------------------
@@ -89,13 +89,13 @@ def test_network_is_as_before_the_attempt(norm):
     net, method = build_run(run_config("sgd", norm, "resnet18"), stream)
     method.grow()
     net.train()
-    method.step(next(stream.batches(0, 0, 0)), Place(0, 0, 0))
+    method.step(next(stream.batches(0, 0, 0)), StepIndex(0, 0, 0))
     before = weights_of(net)
 
     def attempt():
-        return method.step(single(stream), Place(0, 1, 0))
+        return method.step(single(stream), StepIndex(0, 1, 0))
 
-    assert method.unless_single(1, attempt) is None
+    assert method.runner.skip_unnormalizable_batch(1, attempt) is None
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     if norm == "bn":
         with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
@@ -106,7 +106,7 @@ def test_network_is_as_before_the_attempt(norm):
 def test_buffer_is_as_before_the_attempt():
     stream = odd_stream()
     _, method = build_run(run_config("er_ace"), stream)
-    assert method.unless_single(1, lambda: method.step(single(stream), Place(0, 0, 0))) is None
+    assert method.runner.skip_unnormalizable_batch(1, lambda: method.step(single(stream), StepIndex(0, 0, 0))) is None
     assert len(method.buffer) == 0
 
 
@@ -115,7 +115,7 @@ def test_buffer_is_as_before_the_attempt():
 
 class Stop(Observer):
     def on_step(self, step):
-        if step.place.step == 40:
+        if step.index.step == 40:
             raise Interrupted(15)
 
 

@@ -8,17 +8,17 @@ import torch
 from conftest import goes_on, runner
 
 import utils.run.execution
-from scripts.soak import outcome
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config, weights_of
+from tests.outcomes import outcome
 from tests.utils.run.test_training import Notebook
-from utils.config.arguments import resolve
 from utils.config.registry import MODELS
+from utils.config.resolve import resolve
 from utils.errors import UsageError
-from utils.run.build import Data
+from utils.run.build import StreamBuilder
 from utils.run.identity import run_identity
 from utils.run.observers import Observer
 from utils.run.training import Cursor, Training
-from utils.step import Place
+from utils.step import StepIndex
 
 ER = {"model": "er", "dataset": "seq-digits"}
 DIGITS = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--batch_size", "40"]
@@ -28,21 +28,20 @@ DIGITS = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--ba
 
 
 @pytest.mark.parametrize(
-    ("name", "neutral", "other"),
+    ("name", "omit_from_hash_at", "other"),
     [
         ("optimizer", "sgd", "adam"),
         ("nesterov", False, True),
         ("drop_last", False, True),
         ("n_iters", None, 5),
-        ("start_from", 0, 1),
         ("stop_after", None, 2),
     ],
 )
-def test_at_what_runs_did_before_they_rename_none(name, neutral, other):
+def test_at_what_runs_did_before_they_rename_none(name, omit_from_hash_at, other):
     momentum = {"optim_mom": 0.9} if name == "nesterov" else {}
     plain = run_identity(resolve(ER | momentum), make_spec())
     assert name not in plain
-    assert getattr(resolve(ER), name) == neutral
+    assert getattr(resolve(ER), name) == omit_from_hash_at
     assert run_identity(resolve(ER | momentum | {name: other}), make_spec())[name] == other
 
 
@@ -59,21 +58,19 @@ def test_steps_take_the_place_of_epochs_in_the_identity():
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"optimizer": "adam", "optim_mom": 0.9}, "--optim_mom is SGD's"),
-        ({"nesterov": True}, "--nesterov needs --optimizer sgd with a momentum"),
-        ({"nesterov": True, "optimizer": "adamw"}, "--nesterov needs --optimizer sgd with a momentum"),
-        ({"n_iters": 5, "n_epochs": 2}, "--n_iters and --n_epochs contradict each other"),
-        ({"n_iters": 5, "lr_milestones": (2,)}, "--n_iters counts steps and --lr_milestones epochs"),
-        ({"stop_after": 6}, "--stop_after 6: seq-digits has 5 tasks"),
-        ({"start_from": 5}, "--start_from 5 leaves no task of 5"),
-        ({"start_from": 2, "stop_after": 2}, "--start_from 2 leaves no task of 2"),
-        ({"drop_last": True, "batch_size": 300}, "--drop_last leaves nothing of a task of 28"),
-        ({"model": "gdumb", "optimizer": "adam"}, "--optimizer means nothing to --model gdumb"),
+        ({"optimizer": "adam", "optim_mom": 0.9}, "--optim_mom"),
+        ({"nesterov": True}, "--nesterov"),
+        ({"nesterov": True, "optimizer": "adamw"}, "--nesterov"),
+        ({"n_iters": 5, "n_epochs": 2}, "--n_epochs"),
+        ({"n_iters": 5, "lr_milestones": (2,)}, "--lr_milestones"),
+        ({"stop_after": 6}, "--stop_after 6"),
+        ({"drop_last": True, "batch_size": 300}, "--drop_last"),
+        ({"model": "gdumb", "optimizer": "adam"}, "--optimizer"),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags, words):
     with pytest.raises(UsageError, match=words):
-        Data(resolve(ER | flags))
+        StreamBuilder(resolve(ER | flags))
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
@@ -86,7 +83,7 @@ def moved_by(**flags) -> tuple[dict, dict]:
     before = weights_of(net)
     net.train()
     method.grow()
-    method.step(next(stream.batches(0, 0, 0)), Place(0, 0))
+    method.step(next(stream.batches(0, 0, 0)), StepIndex(0, 0))
     return before, weights_of(net)
 
 
@@ -190,7 +187,7 @@ def test_a_last_batch_that_is_not_full_may_be_left_out(drop_last, sizes):
 def test_a_part_of_a_stream_is_its_tasks_counted_anew():
     spec = make_spec(n_tasks=4, n_classes=8, train_sizes=(5, 6, 7, 8), test_sizes=(2, 3, 4, 5))
     whole = make_stream(spec)
-    part = whole.part(1, 3)
+    part = whole.task_range(1, 3)
     assert (part.spec.n_tasks, part.spec.n_classes) == (2, 6)  # classes 0 and 1 are gone, 6 and 7 are never seen
     assert (part.spec.train_sizes, part.spec.test_sizes) == ((6, 7), (3, 4))
     assert [part.spec.classes_of(task) for task in (0, 1)] == [range(2), range(2, 4)]
@@ -203,7 +200,7 @@ def test_a_part_of_a_stream_is_its_tasks_counted_anew():
             assert torch.equal(of_part.labels, of_whole.labels - 2)
             assert np.array_equal(of_part.labels_host, of_whole.labels_host - 2)
             assert set(of_part.tasks_host) == {task}
-    together = part.merged().task_data(0)
+    together = part.as_single_task().task_data(0)
     assert torch.equal(together.images, torch.cat([whole.task_data(task).images for task in (1, 2)]))
 
 
@@ -212,7 +209,7 @@ def test_a_part_of_tasks_that_share_their_classes_keeps_them():
     spec = make_spec("domain", n_tasks=3, n_classes=4)
     whole = make_stream(spec)
     whole = type(whole)(**(vars(whole) | {"transforms": tuple(turned)}))
-    part = whole.part(1, 3)
+    part = whole.task_range(1, 3)
     assert (part.spec.n_tasks, part.spec.n_classes, part.spec.classes_of(1)) == (2, 4, range(4))
     for task in (0, 1):
         assert torch.equal(part.task_data(task).images, whole.task_data(task + 1).images)
@@ -229,9 +226,6 @@ def test_a_run_that_stops_early_has_the_first_rows_of_the_whole(run_main):
         assert [row[:3] for row in rows[0][:3]] == rows[1]
         assert part.record["results"][setting]["metrics"]["faa"] == pytest.approx(sum(rows[1][2]) / 3)
     assert "task 4" not in part.stdout
-    only = run_main(*words, "--start_from", "2", "--stop_after", "3")
-    assert only.record["data"]["train_sizes"] == whole.record["data"]["train_sizes"][2:3]
-    assert only.record["results"]["class_il"]["metrics"]["forgetting"] is None
 
 
 @pytest.mark.parametrize("model", sorted(MODELS.entries()))
@@ -239,7 +233,7 @@ def test_every_method_runs_on_a_part(run_main, model):
     short = ["--fitting_epochs", "1"] if model == "gdumb" else []
     backbone = ["--num_filters", "2"] if "lider" in model else ["--backbone", "mlp", "--hidden", "8"]
     words = ["--model", model, "--norm", "adab2n", "--dataset", "seq-digits", *backbone, *short, "--debug_mode"]
-    finished = run_main(*words, "--start_from", "2", "--stop_after", "4")
+    finished = run_main(*words, "--stop_after", "2")
     assert finished.code == 0, finished.stderr
     result = finished.record["results"]["class_il"]
     assert len(result["matrix"]) == (1 if model == "joint" else 2)
@@ -255,14 +249,14 @@ class Stop(Observer):
         self.at = at
 
     def on_step(self, step):
-        if step.place.step + 1 == self.at:
+        if step.index.step + 1 == self.at:
             signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize(
     ("flags", "at"),
     [
-        ("--model er --optimizer adam --lr 0.01 --start_from 2", 11),
+        ("--model er --optimizer adam --lr 0.01", 11),
         ("--model derpp --optimizer adamw --lr 0.01 --optim_wd 0.1 --n_iters 11", 40),
         ("--model icarl --optim_mom 0.9 --nesterov --drop_last --n_iters 9", 27),
         ("--model sgd --drop_last --stop_after 3", 14),

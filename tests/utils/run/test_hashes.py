@@ -3,9 +3,9 @@ them; a change that does would make every run of that kind start over."""
 
 import pytest
 
-from utils.config.arguments import resolve
 from utils.config.parser import parse
-from utils.run.build import Data
+from utils.config.resolve import resolve
+from utils.run.build import StreamBuilder
 from utils.run.identity import run_name
 
 ADAB2N = "--norm adab2n --kappa 0.7 --lambd 1 --ada_t0 0"  # named: defaults may be chosen again
@@ -26,4 +26,4 @@ RUNS = {
 @pytest.mark.parametrize("flags", RUNS)
 def test_hash_of_a_run(flags):
     config = resolve(parse(flags.split()))
-    assert run_name(config, Data(config).spec).rsplit("-", 1)[1] == RUNS[flags]
+    assert run_name(config, StreamBuilder(config).spec).rsplit("-", 1)[1] == RUNS[flags]

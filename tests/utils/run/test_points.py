@@ -20,7 +20,7 @@ class Curve(Observer):
     def on_step(self, step):
         self.losses.append(step.loss.item())
 
-    def on_point(self, event):
+    def on_mid_task_eval(self, event):
         self.points.append((event["step"], event["task"], len(event["accuracy"]["class_il"])))
 
     def on_evaluation(self, event):
@@ -34,7 +34,7 @@ def trained(model: str = "er", **changes) -> tuple[Curve, dict]:
         Curve(),
     )
     if model == "joint":
-        stream = stream.merged()
+        stream = stream.as_single_task()
     _, method = build_run(config, stream)
     return curve, Training(config, stream, method, observers=[curve]).run()
 

@@ -85,7 +85,7 @@ class Notebook(Observer):
         self.events.append(("start", total_steps, done_steps))
 
     def on_step(self, step):
-        self.events.append(("step", step.place.task, step.place.step, step.place.epoch))
+        self.events.append(("step", step.index.task, step.index.step, step.index.epoch))
 
     def on_log(self, event):
         self.events.append(("log", event))
@@ -134,7 +134,7 @@ def test_untrained_accuracies_are_those_of_the_first_weights():
 
 def test_joint_training_has_one_row_over_all_tasks():
     notebook = Notebook()
-    outcome, *_ = run(run_config("joint"), class_stream(sizes=(10, 8, 10)).merged(), [notebook])
+    outcome, *_ = run(run_config("joint"), class_stream(sizes=(10, 8, 10)).as_single_task(), [notebook])
     [event] = notebook.of_kind("evaluation")
     for setting, result in outcome["results"].items():
         assert result["matrix"] == [event["accuracy"][setting]]
@@ -185,11 +185,11 @@ class Recording(Sgd):
         super().__init__(*args)
         self.seen = []
 
-    def batches(self, batch, place):
-        self.seen.append((place.task, place.step, sample_numbers(batch.images).tolist()))
+    def batches(self, batch, index):
+        self.seen.append((index.task, index.step, sample_numbers(batch.images).tolist()))
         assert batch.labels.tolist() == batch.labels_host.tolist()
-        assert batch.tasks.tolist() == batch.tasks_host.tolist() == [place.task] * len(batch)
-        return super().batches(batch, place)
+        assert batch.tasks.tolist() == batch.tasks_host.tolist() == [index.task] * len(batch)
+        return super().batches(batch, index)
 
 
 def recorded_batches(seed: int = 0) -> list[tuple[int, int, list[int]]]:
@@ -226,14 +226,14 @@ def test_the_order_of_samples_is_decided_by_the_seed():
 @pytest.mark.parametrize("log_every", [1, 3, 100])
 def test_a_loss_that_is_no_number_fails_the_run_and_names_the_step(value, log_every):
     class Breaking(Sgd):
-        def loss(self, batches, outputs, place):
-            losses = super().loss(batches, outputs, place)
-            return losses | {"labels": losses["labels"] * (value if place.step == 4 else 1.0)}
+        def loss(self, batches, outputs, index):
+            losses = super().loss(batches, outputs, index)
+            return losses | {"labels": losses["labels"] * (value if index.step == 4 else 1.0)}
 
     config, stream = run_config("sgd", n_epochs=2, log_every=log_every), class_stream()
     net, method = build_run(config, stream)
     training = Training(config, stream, Breaking(net, config, stream.spec, method.augment, None))
-    with pytest.raises(RunFailed, match=rf"became {value} at step 5, task 1"):
+    with pytest.raises(RunFailed, match=rf"in task 1: .* {value} at step 5"):
         training.run()
 
 

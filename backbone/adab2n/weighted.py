@@ -1,0 +1,381 @@
+"""Batch normalization with weighted statistics: the operation under AdaB²N and its relatives.
+
+    mu     = sum_n w_n mean_hw(a_n)
+    sigma2 = sum_n w_n mean_hw((a_n - c_n)^2)
+
+With w_n = 1/N and c_n = mu this is Batch Normalization (Eq. 2 of the paper). Task weights make it AdaB²N's (Eq. 14).
+
+`reference` is this formula in tensor operations. `fused` computes the same numbers as one autograd function with BN's
+memory traffic. It touches the activation in four passes: moments of every sample, scale and shift, gradient sums, input
+gradient. The passes are tensor operations (`TensorPasses`) or C (`c_passes.CPasses`). What lies between them works on
+the small (N, C) moments, so that no option costs a pass. With s = gamma (sigma2 + eps)^-1/2 and g the gradient of the
+output:
+
+    forward     out = a s + (beta - mu s)
+    backward    da  = g s + a p + q
+
+where p_n = 2 w_n dsigma2 / HW, because sigma2 is quadratic in a, and q_n is all that does not depend on the position:
+what comes through mu, and the centre of sigma2.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK = 2**21  # elements of an intermediate result: 8 MB of float32, within the last cache of most CPUs
+
+
+class SampleWeights(NamedTuple):
+    """How much every sample of a batch counts.
+
+    Attributes:
+        weights: (N,) non-negative, differentiable; None means 1/N each.
+        same_group: (N, N) symmetric matrix that averages over the samples of one's own group. Given, the variance is
+            the mixture of within-group variances; None, it is taken about the mixture's mean.
+        balanced_affine: The gradients of gamma and beta weigh sample n by N w_n too (TBBN).
+        running: (N,) weights for the statistics that update the running ones; None: the normalizing ones.
+    """
+
+    weights: Tensor | None = None
+    same_group: Tensor | None = None
+    balanced_affine: bool = False
+    running: Tensor | None = None
+
+
+UNIFORM = SampleWeights()
+
+
+class Normalized(NamedTuple):
+    """The result: the output, the (C,) statistics used, and those for the running update."""
+
+    out: Tensor
+    mu: Tensor
+    sigma2: Tensor
+    running_mu: Tensor  # without gradient if they have weights of their own
+    running_sigma2: Tensor
+
+
+def weighted_batch_norm(
+    a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: float, impl: str = "auto"
+) -> Normalized:
+    """Normalize `a` (N, C, ...) with statistics in which samples count as `by` says, then scale and shift.
+
+    Args:
+        impl: "reference", "fused" (tensor operations), "compiled" (C), or "auto": C on CPUs that have a compiler,
+            otherwise tensor operations.
+    """
+    with no_autocast(a.device):
+        if impl == "reference":
+            return reference(a, by, gamma, beta, eps)
+        return fused(a, by, gamma, beta, eps, get_passes(impl, a.device.type))
+
+
+@cache
+def get_passes(impl: str, device_type: str) -> type[TensorPasses]:
+    from .c_passes import CPasses, compile_error
+
+    if impl == "compiled" or (impl == "auto" and device_type == "cpu" and compile_error() is None):
+        return CPasses
+    return TensorPasses
+
+
+def compute_dtype(a: Tensor) -> torch.dtype:
+    """Return the type of statistics: float32 for half-precision activations."""
+    return torch.promote_types(a.dtype, torch.float32)
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Keep statistics, weights and penalties out of half precision."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+# --- reference --------------------------------------------------------------------------------------------------------
+
+
+def reference(a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: float) -> Normalized:
+    """Normalize in tensor operations, differentiable in everything, also through mu and sigma2."""
+    dtype = a.dtype
+    a = a.to(compute_dtype(a))
+    space = (1,) * (a.dim() - 2)
+    origin, mean, var = sample_moments(a)
+    weights = mean.new_full((len(mean),), 1 / len(mean)) if by.weights is None else by.weights
+    running = mu, sigma2 = weighted_statistics(origin, mean, var, weights, by.same_group)
+    if by.running is not None:
+        running = weighted_statistics(origin, mean.detach(), var.detach(), by.running, None)
+    unit = (a - mu.view(1, -1, *space)) * torch.rsqrt(sigma2 + eps).view(1, -1, *space)
+    if by.balanced_affine:
+        out = unit * gamma.detach().view(1, -1, *space) + beta.detach().view(1, -1, *space)
+        # Zero in value; its gradient to gamma and beta weighs sample n by N w_n.
+        d_gamma, d_beta = ((p - p.detach()).view(1, -1, *space) for p in (gamma, beta))
+        balance = (len(weights) * weights.detach()).view(-1, 1, *space)
+        out = out + (unit.detach() * d_gamma + d_beta) * balance
+    else:
+        out = unit * gamma.view(1, -1, *space) + beta.view(1, -1, *space)
+    return Normalized(out.to(dtype), mu, sigma2, *running)
+
+
+def sample_moments(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a (C,) point near the channels' means, and per sample the (N, C) mean relative to it and the variance.
+
+    The means are relative because differences of large means would be lost to rounding.
+    """
+    flat = a.reshape(a.shape[0], a.shape[1], -1)
+    origin = flat[0].mean(1).detach()
+    flat = flat - origin.unsqueeze(1)
+    mean = flat.mean(2)
+    return origin, mean, (flat - mean.unsqueeze(2)).square().mean(2)
+
+
+def weighted_statistics(
+    origin: Tensor, mean: Tensor, var: Tensor, weights: Tensor, same_group: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Turn (N, C) sample moments, the means relative to `origin`, into (C,) statistics.
+
+    mean_hw((a_n - c)^2) is var_n + (mean_n - c)^2. Weights that sum to less than 1 pull mu towards 0.
+    """
+
+    def weighted_sum(values: Tensor) -> Tensor:
+        # A compiler fuses the first form into a kernel; the second is a call of a library.
+        return (weights.unsqueeze(1) * values).sum(0) if torch.compiler.is_compiling() else weights @ values
+
+    relative_mu = weighted_sum(mean) - origin * (1 - weights.sum())
+    center = relative_mu if same_group is None else same_group @ mean
+    return origin + relative_mu, weighted_sum(var + (mean - center).square())
+
+
+# --- one autograd function --------------------------------------------------------------------------------------------
+
+
+class Statistics(NamedTuple):
+    """(C,) tensors."""
+
+    mu: Tensor
+    sigma2: Tensor
+    inverse: Tensor  # (sigma2 + eps)^-1/2
+    scale: Tensor  # gamma times that
+    shift: Tensor  # beta - mu scale
+
+
+class Coefficients(NamedTuple):
+    d_gamma: Tensor
+    slope: Tensor  # (N, C) p of the input's gradient g s + a p + q
+    offset: Tensor  # (N, C) q
+    d_weights: Tensor
+
+
+Moments = tuple[Tensor, Tensor, Tensor]
+
+
+def fused(
+    a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: float, passes: type[TensorPasses]
+) -> Normalized:
+    if gamma.dtype != compute_dtype(a):
+        raise TypeError(f"activations of {a.dtype} need a scale and shift of {compute_dtype(a)}, got {gamma.dtype}")
+    weights = gamma.new_full((a.shape[0],), 1 / a.shape[0]) if by.weights is None else by.weights
+    out, mu, sigma2, *running = _WeightedBatchNorm.apply(
+        a.contiguous(), weights, gamma, beta, by.running, by.same_group, eps, by.balanced_affine, passes
+    )
+    return Normalized(out, mu, sigma2, *(running or (mu, sigma2)))
+
+
+class _WeightedBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        weights: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        running_weights: Tensor | None,
+        same_group: Tensor | None,
+        eps: float,
+        balanced_affine: bool,
+        passes: type[TensorPasses],
+    ) -> tuple[Tensor, ...]:
+        area = a.numel() // (a.shape[0] * a.shape[1])
+        moments = passes.moments(a, exact=same_group is not None)
+        stats = passes.statistics(moments, weights, same_group, gamma, beta, area, eps)
+        out = passes.scale_and_shift(a, stats.scale, stats.shift)
+        # What is kept must not be an output, or the two would keep each other alive.
+        mu, sigma2 = stats.mu.detach(), stats.sigma2.detach()
+        ctx.save_for_backward(a, weights, same_group)
+        ctx.moments, ctx.stats, ctx.area = moments, stats, area
+        ctx.passes, ctx.balanced_affine = passes, balanced_affine
+        ctx.set_materialize_grads(False)
+        if running_weights is None:
+            return out, mu, sigma2
+        running_mu, second, _ = _weigh_moments(moments, running_weights, None, area)
+        running = running_mu, torch.mv(second.t(), running_weights) / area
+        ctx.mark_non_differentiable(*running)
+        return out, mu, sigma2, *running
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, g: Tensor | None, g_mu: Tensor | None, g_sigma2: Tensor | None, *_running: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        a, weights, same_group = ctx.saved_tensors
+        stats = ctx.stats
+        g = torch.zeros_like(a) if g is None else g.contiguous()
+        sums = affine_sums = ctx.passes.gradient_sums(g, a, stats.mu, per_sample=ctx.balanced_affine)
+        if ctx.balanced_affine:
+            # The statistics receive the plain sums; gamma and beta those in which every group counts the same.
+            affine_sums = tuple(len(weights) * weights @ per_sample for per_sample in sums)
+            sums = tuple(per_sample.sum(0) for per_sample in sums)
+        parts = ctx.passes.coefficients(sums, g_mu, g_sigma2, ctx.moments, weights, same_group, stats, ctx.area)
+        d_a = ctx.passes.input_gradient(g, a, stats.scale, parts.slope, parts.offset)
+        d_gamma = affine_sums[1] * stats.inverse if ctx.balanced_affine else parts.d_gamma
+        return d_a, parts.d_weights, d_gamma, affine_sums[0], None, None, None, None, None
+
+
+# With small maps a layer costs what its calls cost, so factors are passed along as arguments of other operations.
+
+
+def statistics(
+    moments: Moments, weights: Tensor, same_group: Tensor | None, gamma: Tensor, beta: Tensor, area: int, eps: float
+) -> Statistics:
+    mu, second, _ = _weigh_moments(moments, weights, same_group, area)
+    sigma2 = torch.addmv(mu, second.t(), weights, beta=0, alpha=1 / area)
+    inverse = (sigma2 + eps).rsqrt_()
+    scale = gamma * inverse
+    return Statistics(mu, sigma2, inverse, scale, torch.addcmul(beta, mu, scale, value=-1))
+
+
+def _weigh_moments(
+    moments: Moments, weights: Tensor, same_group: Tensor | None, area: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mu, the area times what sigma2 is the weighted mean of, and the sample means' distances to its centre."""
+    guess, distance, squares = moments
+    # Relative to the guess. Weights that sum to less than 1 pull the mean towards 0.
+    center = torch.mv(distance.t(), weights).addcmul_(guess, 1 - weights.sum(), value=-1)
+    spread = distance - (center if same_group is None else same_group @ distance)
+    return guess + center, torch.addcmul(squares, spread, spread, value=area), spread
+
+
+def coefficients(
+    sums: tuple[Tensor, Tensor],
+    g_mu: Tensor | None,
+    g_sigma2: Tensor | None,
+    moments: Moments,
+    weights: Tensor,
+    same_group: Tensor | None,
+    stats: Statistics,
+    area: int,
+) -> Coefficients:
+    (d_beta, d_scale), (guess, distance, _) = sums, moments
+    d_gamma = d_scale * stats.inverse
+    zeros = torch.zeros_like(stats.mu) if g_mu is None or g_sigma2 is None else stats.mu
+    d_sigma2 = torch.addcmul(zeros if g_sigma2 is None else g_sigma2, d_gamma * stats.scale, stats.inverse, value=-0.5)
+    d_mu = torch.addcmul(zeros if g_mu is None else g_mu, stats.scale, d_beta, value=-1)
+    _, second, spread = _weigh_moments(moments, weights, same_group, area)
+    slope = torch.addr(spread, weights, d_sigma2, beta=0, alpha=2 / area)
+    if same_group is None:
+        # The weighted mean of the spread is what the weights lack to 1, times mu.
+        d_mu.addcmul_(d_sigma2, stats.mu * (1 - weights.sum()), value=-2)
+        level = torch.addcmul(d_mu, d_sigma2, stats.mu, value=-2)
+        offset = torch.addr(spread, weights, level, beta=0, alpha=1 / area)
+    else:
+        pull = slope * spread
+        offset = torch.addr(pull - same_group @ pull - slope * (distance + guess), weights, d_mu, alpha=1 / area)
+    d_weights = torch.mv(distance, d_mu).addmv_(second, d_sigma2, alpha=1 / area).add_(torch.dot(guess, d_mu))
+    return Coefficients(d_gamma, slope, offset, d_weights)
+
+
+# --- the passes as tensor operations ----------------------------------------------------------------------------------
+
+
+class TensorPasses:
+    """The passes over the activation as tensor operations, in forms that were chosen by timing on CPUs."""
+
+    name = "fused"
+    statistics = staticmethod(statistics)
+    coefficients = staticmethod(coefficients)
+
+    @staticmethod
+    def moments(a: Tensor, *, exact: bool) -> Moments:
+        """Return (C,) guesses of the channels' means, (N, C) distances of the sample means to them, and (N, C) sums
+        over space of the squared distances to the sample means.
+
+        Everything is taken about the guess, so that a large mean costs no precision, and the squares are corrected
+        afterwards, which saves a pass over memory. Their error is small against the variance of the batch; where single
+        variances count, `exact` takes them about their own means.
+        """
+        flat = _flatten_space(a)
+        guess = flat[0].mean(1)
+
+        def shifted_moments(x: Tensor) -> tuple[Tensor, ...]:
+            shifted = torch.sub(x, guess.unsqueeze(1), out=_scratch_like(x))
+            distance = shifted.mean(2)
+            if exact:
+                shifted.sub_(distance.unsqueeze(2))
+            squares = torch.linalg.vector_norm(shifted, dim=2).square_()
+            return distance, squares if exact else squares.addcmul_(distance, distance, value=-x.shape[2])
+
+        distance, squares = _apply_in_chunks(shifted_moments, flat)
+        return guess, distance, squares
+
+    @staticmethod
+    def scale_and_shift(a: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        """BN's evaluation kernel is the fastest way to do this."""
+        zeros, ones = torch.zeros_like(scale), torch.ones_like(scale)
+        return torch.batch_norm(a, scale, shift, zeros, ones, False, 0.0, 0.0, False)
+
+    @staticmethod
+    def gradient_sums(g: Tensor, a: Tensor, mu: Tensor, *, per_sample: bool) -> tuple[Tensor, Tensor]:
+        """Return sums of g and of g (a - mu): over space, (N, C), if asked per sample; else also over samples, (C,)."""
+        center = mu.unsqueeze(1)
+
+        def sums(g: Tensor, a: Tensor) -> tuple[Tensor, ...]:
+            return g.sum(2), torch.sub(a, center, out=_scratch_like(a)).mul_(g).sum(2)
+
+        total, products = _apply_in_chunks(sums, _flatten_space(g), _flatten_space(a))
+        return (total, products) if per_sample else (total.sum(0), products.sum(0))
+
+    @staticmethod
+    def input_gradient(g: Tensor, a: Tensor, scale: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
+        """Return g s + a p + q with (C,) s and (N, C) p and q."""
+        dtype, space = g.dtype, (1,) * (g.dim() - 2)
+        g, a = g.to(scale.dtype), a.to(scale.dtype)
+        slope, offset = slope.view(*slope.shape, *space), offset.view(*offset.shape, *space)
+        return (a * slope).add_(offset).addcmul_(g, scale.view(-1, *space)).to(dtype)
+
+
+def _flatten_space(a: Tensor) -> Tensor:
+    """Return a (N, C, positions) view in the type of the computation."""
+    a = a.to(compute_dtype(a))
+    return a.view(a.shape[0], a.shape[1], -1)
+
+
+def _apply_in_chunks(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Apply `function` to a few samples at a time, about CHUNK elements, and concatenate its results."""
+    samples = max(1, CHUNK // tensors[0].stride(0))
+    if samples >= len(tensors[0]):
+        return function(*tensors)
+    parts = [function(*chunk) for chunk in zip(*(tensor.split(samples) for tensor in tensors), strict=True)]
+    return tuple(torch.cat(results) for results in zip(*parts, strict=True))
+
+
+_working_memory = threading.local()
+
+
+def scratch(dtype: torch.dtype, device: torch.device, size: int) -> Tensor:
+    """Return working memory, the same every time: fresh memory would be cold in the cache."""
+    spaces: dict[str, Tensor] = vars(_working_memory)
+    key = f"{dtype} {device}"
+    if key not in spaces or len(spaces[key]) < size:
+        spaces[key] = torch.empty(size, dtype=dtype, device=device)
+    return spaces[key]
+
+
+def _scratch_like(like: Tensor) -> Tensor:
+    return scratch(like.dtype, like.device, max(like.numel(), CHUNK))[: like.numel()].view(like.shape)

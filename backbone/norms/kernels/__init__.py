@@ -1,1 +1,0 @@
-"""How the batch-norm family computes; imported only by runs that use it."""

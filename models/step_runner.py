@@ -1,0 +1,140 @@
+"""Forward and backward pass of a training step, plain or compiled, and the optimizer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import nn
+
+from models.replay import draw_sizes
+from utils.errors import TOO_FEW_VALUES
+from utils.step import CURRENT, Batch, Output, Step, StepIndex, forwards_of, total
+
+if TYPE_CHECKING:
+    from models.method import Method
+    from utils.config.resolve import Config
+
+T = TypeVar("T")
+Computed = tuple[dict[str, Output], dict[str, torch.Tensor], torch.Tensor]  # outputs, loss terms and their sum
+
+
+def build_optimizer(config: Config, parameters: list[list[nn.Parameter]]) -> torch.optim.Optimizer:
+    """Return the optimizer of `--optimizer`, with a parameter group for each of the lists."""
+    groups = [{"params": group} for group in parameters if group]
+    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.optim_wd}
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, momentum=config.optim_mom, nesterov=config.nesterov, **common)
+    return (torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW)(groups, **common)
+
+
+def scheduled_learning_rate(config: Config, task: int, epoch: int) -> float:
+    """Return the learning rate of an epoch. It follows from the position in the run, so resuming needs no state."""
+    decays = sum(milestone <= epoch for milestone in config.lr_milestones)
+    if config.lr_restart == "never":
+        decays += task * sum(milestone < config.n_epochs for milestone in config.lr_milestones)
+    return config.lr * config.lr_factor**decays
+
+
+class StepRunner:
+    """Computes loss and gradients of a method's steps."""
+
+    def __init__(self, method: Method):
+        self.method = method
+        self.skipped_batches = 0  # batches of one image that the norm could not normalize
+
+    def run(self, batches: dict[str, Batch], index: StepIndex) -> Step:
+        """Return the step with its loss; the parameters have their gradients."""
+        method = self.method
+        replayed = method.is_replay_step(batches)
+        penalty_weight = method.net.norms.penalty_weight(index.task, replayed) or None
+        groups = self.groups(batches, index.task, replayed=replayed)
+        method.optimizer.zero_grad()
+        compiled = method.compiled if method.compiled and self.is_full(batches, index) else None
+        outputs, terms, loss = (compiled or self).compute(batches, groups, index, penalty_weight)
+        loss.backward(retain_graph=method.keeps_graph)
+        if compiled:
+            compiled.commit_buffers()
+        return Step(index, batches, outputs, terms, loss)
+
+    def compute(
+        self,
+        batches: dict[str, Batch],
+        groups: dict[str, torch.Tensor | None],
+        index: StepIndex,
+        penalty_weight: float | torch.Tensor | None,
+    ) -> Computed:
+        """Return outputs, loss terms and their sum: the part of a step that `--compile` makes one graph of."""
+        outputs = self.forward(batches, groups, penalized=penalty_weight is not None)
+        terms = self.method.loss(batches, outputs, index)
+        if not isinstance(terms, dict):
+            name = type(self.method).__name__
+            raise TypeError(f"`loss` of {name} must return its terms by name, such as {{'labels': loss}}")
+        penalties = [norms.penalty for norms in forwards_of(outputs) if norms.penalty is not None]
+        if penalties and penalty_weight is not None:
+            terms = terms | {"penalty": penalty_weight * total(penalties)}
+        return outputs, terms, total(terms.values())
+
+    def groups(self, batches: dict[str, Batch], task: int, *, replayed: bool) -> dict[str, torch.Tensor | None]:
+        """Return the group of every sample, by which norms weigh a batch.
+
+        A step that replays nothing uses plain batch statistics: its groups are None.
+        """
+        if not replayed and len(batches) == 1:
+            return dict.fromkeys(batches)
+        norms = self.method.net.norms
+        return {name: norms.groups(batch, task, drawn=name != CURRENT) for name, batch in batches.items()}
+
+    def forward(
+        self, batches: dict[str, Batch], groups: dict[str, torch.Tensor | None], *, penalized: bool
+    ) -> dict[str, Output]:
+        """Return the outputs of all batches, from one forward pass (`--replay_forward joint`) or one for each."""
+        net = self.method.net
+        inputs = {name: batch.inputs for name, batch in batches.items() if batch.inputs is not None}
+        if len(batches) == 1 or getattr(self.method.config, "replay_forward", None) != "joint":
+            return {name: net.output(inputs[name], groups[name], penalized=penalized) for name in batches}
+        all_groups = [group for group in groups.values() if group is not None]
+        output = net.output(
+            torch.cat(list(inputs.values())),
+            None if groups[CURRENT] is None else torch.cat(all_groups),
+            penalized=penalized,
+        )
+        return dict(zip(batches, output.split([len(samples) for samples in inputs.values()]), strict=True))
+
+    def is_full(self, batches: dict[str, Batch], index: StepIndex) -> bool:
+        """Return whether all batches have their full size; only such steps are compiled.
+
+        The first step of a run is not full, nor an epoch's smaller last batch, nor a draw from a buffer of few samples.
+        The result depends only on the state of the run, so a resumed run compiles the same steps.
+        """
+        method = self.method
+        if method.buffer is not None and not len(method.buffer):
+            return False
+        names = method.replay_draws_for_step(index)
+        draws = zip(names, draw_sizes(method.config, len(names), index.task + 1), strict=True)
+        full = {CURRENT: method.config.batch_size} | {name: size for name, size in draws if size}
+        return {name: len(batch) for name, batch in batches.items()} == full
+
+    def skip_unnormalizable_batch(self, size: int, learn: Callable[[], T]) -> T | None:
+        """Return `learn()`, or None if an epoch's last batch is a single image that the norm cannot normalize.
+
+        The batch is skipped then, and the network is as before.
+        """
+        method = self.method
+        if size > 1 or method.config.batch_size == 1:
+            return learn()
+        before = {name: buffer.clone() for name, buffer in method.net.named_buffers()}
+        try:
+            return learn()
+        except ValueError as error:
+            if TOO_FEW_VALUES not in str(error):
+                raise
+        for name, buffer in method.net.named_buffers():
+            buffer.copy_(before[name])
+        if not self.skipped_batches:
+            note = "the last batch of an epoch is a single image, which this norm cannot normalize; it is left out"
+            print(f"note: {note}", file=sys.stderr)
+        self.skipped_batches += 1
+        return None

@@ -1,0 +1,124 @@
+"""Reproduce the paper: list what there is, run what is missing, report our numbers beside the published ones.
+
+python -m scripts.reproduce list
+python -m scripts.reproduce run all --preset smoke
+python -m scripts.reproduce report --preset smoke
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from utils import console
+from utils.cli import Parser
+from utils.config.options import integer
+from utils.config.plugins import given_plugins
+from utils.errors import UsageError
+
+MANY = 10_000  # workers, jobs or attempts; more is a slip
+IDS = (
+    "table2 ... fig7, or all (default); core ..., or studies; confirm-mnist ..., or confirm; core:cifar10 for one data "
+    "set; or my_study.toml"
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(words)
+    try:
+        from utils.studies.subcommands import COMMANDS
+
+        arguments.plugins = given_plugins(words)
+        return COMMANDS[arguments.command](arguments)
+    except (UsageError, OSError) as error:
+        console.print_error(error)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    whole = Parser(prog="scripts.reproduce", description=__doc__)
+    commands = whole.add_subparsers(dest="command", required=True, parser_class=Parser)
+    helps = {
+        "list": "tables and figures with their runs: done, running, failed, missing, and the time they will take",
+        "status": "every run that is not done, and its state",
+        "claims": "the paper's statements, and whether the runs support them",
+        "keep": "copy the records of these runs to results/measured, beside the code",
+        "report": "write Markdown, LaTeX, CSV and HTML",
+        "run": "run what is missing",
+    }
+    for name, text in helps.items():
+        add_plan_arguments(commands.add_parser(name, help=text))
+    commands.choices["report"].add_argument("--output", help="folder (default: RESULTS_PATH/reports/PRESET)")
+    add_run_arguments(commands.choices["run"])
+    add_repeat_arguments(commands.add_parser("repeat", help="train recorded runs again and compare every number"))
+    return whole
+
+
+def add_plan_arguments(command: argparse.ArgumentParser, ids: str = IDS) -> None:
+    """Add the arguments that say which runs a command is about."""
+    command.add_argument("ids", nargs="*", default=["all"], help=ids)
+    command.add_argument(
+        "--preset", default="paper", choices=["paper", "narrow", "cpu", "smoke"], help="at which scale (default paper)"
+    )
+    command.add_argument("--seeds", help="such as 0-4 or 0,1,2 (default: the preset's)")
+    command.add_argument(
+        "--select",
+        default="fixed",
+        choices=["fixed", "validation", "test"],
+        help="how kappa and lambda are chosen: our defaults, or a grid on held-out or on test data (default fixed)",
+    )
+    command.add_argument(
+        "--also", help="further norms and methods, separated by commas: rows in the tables of accuracies"
+    )
+    command.add_argument("--plugins", nargs="+", action="extend", help="folders or modules of your own, as in main.py")
+    command.add_argument("--base_path", help="folder with the data, as in main.py")
+    command.add_argument("--results_path", default="results", help="folder of runs and reports (default results)")
+
+
+def add_run_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--launcher",
+        default="local",
+        choices=["local", "ray", "slurm"],
+        help="(default local); with ray and slurm, --gpus is 1 (a run asks for one) or none",
+    )
+    add_worker_arguments(command)
+    command.add_argument(
+        "--num_threads",
+        type=integer(1, MANY),
+        default=1,
+        help="CPU threads of every run (default 1): with another number, rounding and so the accuracies differ",
+    )
+    command.add_argument(
+        "--retries", type=integer(0, MANY), default=2, help="further attempts of a run that fails (default 2)"
+    )
+    command.add_argument("--dry_run", "--dry-run", action="store_true", help="print the commands and stop")
+    command.add_argument("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
+    command.add_argument("--sbatch_args", default="", help='for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"')
+    command.add_argument("--detach", action="store_true", help="submit to Slurm and return")
+
+
+def add_worker_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how many runs are trained at a time, and where."""
+    command.add_argument("--workers", type=integer(1, MANY), help="runs at a time (default: what cores or GPUs allow)")
+    command.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all)")
+    command.add_argument("--jobs_per_gpu", type=integer(1, MANY), default=1, help="runs that share a GPU (default 1)")
+
+
+def add_repeat_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("runs", nargs="*", help="names of runs (default: a random choice)")
+    command.add_argument("--records", default="results/measured", help="(default results/measured)")
+    command.add_argument("--count", type=integer(1, MANY), default=10, help="how many to choose (default 10)")
+    command.add_argument("--base_path", help="folder with the data, if elsewhere than the records say")
+    command.add_argument(
+        "--results_path", default="results/repeated", help="for the new records (default results/repeated)"
+    )
+    add_worker_arguments(command)
+
+
+if __name__ == "__main__":
+    console.begin()
+    sys.exit(console.end(main()))

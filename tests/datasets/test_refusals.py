@@ -1,0 +1,331 @@
+"""Damaged, missing and unfit files: each is refused in one line that names it, whatever the data set."""
+
+import gzip
+import os
+import pickle
+import shutil
+import struct
+
+import numpy as np
+import pytest
+import test_cifar
+import test_dom_folder
+import test_domainnet
+import test_imagenet_sub
+import test_miniimg
+import test_mnist
+import test_tinyimg
+from class_folders import fill, pixels, save
+from helpers import CPU
+from PIL import Image
+
+from utils.config.resolve import resolve
+from utils.errors import UsageError
+from utils.run.build import StreamBuilder
+
+
+def build_folder(tmp_path, monkeypatch):
+    fill(tmp_path)
+    return tmp_path, {"dataset": "seq-folder", "n_tasks": 2, "image_size": 8}
+
+
+def build_mini(write):
+    def build(tmp_path, monkeypatch):
+        test_miniimg.shrink(monkeypatch)
+        write(tmp_path)
+        return tmp_path, {"dataset": "seq-miniimg", "n_tasks": 5}
+
+    return build
+
+
+def build_tiny(tmp_path, monkeypatch):
+    test_tinyimg.shrink(monkeypatch)
+    test_tinyimg.Tiny(tmp_path)
+    return tmp_path, {"dataset": "seq-tinyimg", "n_tasks": 2}
+
+
+def build_cifar(tmp_path, monkeypatch):
+    test_cifar.shrink("seq-cifar10", tmp_path, monkeypatch).write_tree()
+    return tmp_path, {"dataset": "seq-cifar10"}
+
+
+def build_mnist(tmp_path, monkeypatch):
+    test_mnist.write(tmp_path, test_mnist.shrink(monkeypatch), gzipped=test_mnist.FILES[1:2])
+    return tmp_path, {"dataset": "seq-mnist"}
+
+
+def build_imagenet(tmp_path, monkeypatch):
+    base_path = test_imagenet_sub.build(tmp_path, monkeypatch)
+    return base_path, {"dataset": "seq-imagenet-sub", "n_tasks": 2, "num_workers": 0}
+
+
+def build_domainnet(tmp_path, monkeypatch):
+    return test_domainnet.build(tmp_path, monkeypatch), {"dataset": "seq-domainnet", "num_workers": 0}
+
+
+def build_domains(tmp_path, monkeypatch):
+    return test_dom_folder.build(tmp_path), {"dataset": "dom-folder", "image_size": 28, "num_workers": 0}
+
+
+FIXTURES = {
+    "folder": build_folder,
+    "arrays": build_mini(test_miniimg.write_arrays),
+    "pickles": build_mini(lambda folder: test_miniimg.write_pickles(folder, test_miniimg.pickles())),
+    "tree": build_mini(test_miniimg.write_tree),
+    "tiny": build_tiny,
+    "cifar": build_cifar,
+    "mnist": build_mnist,
+    "imagenet": build_imagenet,
+    "domainnet": build_domainnet,
+    "domains": build_domains,
+}
+
+
+# --- damages: functions of the folder; flags are what they return --------------------------------------------------
+
+
+def remove(*names):
+    def damage(root):
+        for name in names:
+            path = root / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return damage
+
+
+def write(name, content):
+    def damage(root):
+        (root / name).write_bytes(content)
+
+    return damage
+
+
+def change(name, edit):
+    return lambda root: (root / name).write_bytes(edit((root / name).read_bytes()))
+
+
+def cut(name, share):
+    return change(name, lambda content: content[: int(len(content) * share)])
+
+
+def put_byte(place, byte):
+    return lambda content: content[:place] + bytes([byte]) + content[place + 1 :]
+
+
+def array(name, value):
+    return lambda root: np.save(root / name, value)
+
+
+def image(name, value, **options):
+    return lambda root: save(root / name, value, **options)
+
+
+def flags(**values):
+    return lambda root: values
+
+
+def line(name, number, text):
+    """The lines of a file from this number on become this one."""
+    return change(name, lambda content: b"\n".join([*content.splitlines()[: number - 1], text.encode(), b""]))
+
+
+def pickled(name, value):
+    return lambda root: (root / name).write_bytes(pickle.dumps(value))
+
+
+def move(name, target):
+    return lambda root: (root / name).rename(root / target)
+
+
+def change_pixel(root):
+    path = next((root / "CIFAR10/train").glob("*/*"))
+    content = np.array(Image.open(path))
+    content[0, 0, 0] ^= 1
+    Image.fromarray(content).save(path)
+
+
+def add_class(root):
+    for part in ("train", "test"):
+        shutil.copytree(next((root / "CIFAR10/train").iterdir()), root / "CIFAR10" / part / "unicorn")
+
+
+def truncated(kind, suffix):
+    """An image of 40x40 pixels, of which the last part is missing."""
+
+    def damage(root):
+        path = root / f"test/cat/7.{suffix}"
+        save(path, pixels(1, (40, 40, 3)), format=kind)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+
+    return damage
+
+
+def absurd_size(root):
+    save(root / "test/cat/7.bmp", pixels(1))
+    change("test/cat/7.bmp", lambda content: content[:18] + (60_000).to_bytes(4, "little") * 2 + content[26:])(root)
+
+
+def tag_of_the_wrong_type(root):
+    save(root / "test/cat/7.tif", pixels(1))
+    as_offsets, as_bytes = struct.pack("<HH", 273, 4), struct.pack("<HH", 273, 7)
+    change("test/cat/7.tif", lambda content: content.replace(as_offsets, as_bytes))(root)
+
+
+mini, mnist, tiny = test_miniimg, test_mnist, test_tinyimg
+ALL, LABELS = mini.N_CLASSES * mini.TRAIN, np.arange(mini.N_CLASSES).repeat(mini.TRAIN)
+FIRST = mini.pickles()[mini.PICKLES[0]]["class_dict"]
+IMAGES, TEST_LABELS = mnist.FILES[0], mnist.FILES[3]
+SYNSET = "MiniImageNet/train/n00000070"
+REAL = "DomainNet/real_train.txt"
+ANNOTATIONS = "val/val_annotations.txt"
+
+CASES = [
+    # fixture, damage, keyword
+    ("folder", remove("train"), "--base_path"),
+    ("folder", remove("test"), "--base_path"),
+    ("folder", remove(*(f"train/{name}" for name in ("ant", "bee", "cat", "dog"))), "no class folders"),
+    ("folder", remove(*(f"train/bee/{k}.png" for k in range(3))), "train/bee"),
+    ("folder", remove(*(f"test/bee/{k}.png" for k in range(2))), "test/bee"),
+    ("folder", move("train/bee", "train/cow"), "bee"),
+    ("folder", move("test/bee", "elsewhere"), "test/bee"),
+    ("folder", flags(train_per_class=4), "train/ant"),
+    ("folder", flags(test_per_class=3), "test/ant"),
+    ("folder", flags(n_tasks=None), "--n_tasks"),
+    ("folder", flags(n_tasks=3), "--n_tasks 3"),
+    *(
+        ("folder", write(f"train/bee/7.{suffix}", content), f"train/bee/7.{suffix}")
+        for suffix, content in (("png", b""), ("jpg", b"no image"), ("png", b"\x89PNG\r\n\x1a\n"), ("gif", b"GIF89a"))
+    ),
+    *(
+        ("folder", truncated(kind, suffix), f"test/cat/7.{suffix}")
+        for kind, suffix in (("PNG", "png"), ("JPEG", "jpg"), ("BMP", "bmp"), ("TIFF", "tif"))
+    ),
+    ("folder", absurd_size, "test/cat/7.bmp"),
+    ("folder", tag_of_the_wrong_type, "test/cat/7.tif"),
+    ("folder", lambda root: (root / "train/bee/7.png").mkdir(), "train/bee/7.png"),
+    ("folder", lambda root: (root / "train/bee/7.png").symlink_to("gone.png"), "train/bee/7.png"),
+    ("folder", image("train/ant/7.png", np.arange(64, dtype=np.uint16).reshape(8, 8)), "8 bit"),
+    ("folder", image("train/ant/7.tif", np.arange(64, dtype=np.int32).reshape(8, 8)), "8 bit"),
+    ("folder", image("train/ant/7.tif", np.arange(64, dtype=np.float32).reshape(8, 8)), "8 bit"),
+    *(("arrays", remove(name), "--base_path") for name in mini.ARRAYS),
+    ("arrays", array("train_x.npy", mini.pixels(ALL - 1)), f"({ALL - 1}, 3, 6, 6)"),
+    ("arrays", array("train_x.npy", mini.pixels(ALL, size=5)), f"({ALL}, 3, 5, 5)"),
+    ("arrays", array("train_x.npy", mini.pixels(ALL).transpose(0, 3, 1, 2)), f"({ALL}, 6, 3, 6)"),
+    ("arrays", array("train_x.npy", mini.pixels(ALL)[..., 0]), "4 dimensions"),
+    ("arrays", array("train_x.npy", mini.pixels(ALL).astype(np.float32)), "float32"),
+    ("arrays", array("test_x.npy", mini.pixels(mini.N_CLASSES * mini.TEST).astype(np.int64)), "int64"),
+    ("arrays", array("train_y.npy", LABELS[:-1]), "train labels"),
+    ("arrays", array("train_y.npy", LABELS + 1), "train labels"),
+    ("arrays", array("train_y.npy", LABELS - 1), "whole numbers"),
+    ("arrays", array("train_y.npy", np.roll(LABELS, 1) // 2), "train labels"),
+    ("arrays", array("train_y.npy", LABELS.astype(float)), "whole numbers"),
+    ("arrays", array("train_y.npy", LABELS[:, None]), "one row"),
+    ("arrays", array("train_y.npy", np.r_[2**50, LABELS[1:]].astype(np.uint64)), "train labels"),
+    ("arrays", array("train_y.npy", np.r_[np.uint64(2**64 - 1), LABELS[1:].astype(np.uint64)]), "train labels"),
+    ("arrays", array("test_y.npy", np.zeros(mini.N_CLASSES * mini.TEST, dtype=int)), "test labels"),
+    *(("arrays", cut("test_x.npy", share), "test_x.npy") for share in (0, 0.003, 0.02, 0.5)),
+    ("arrays", change("test_x.npy", lambda content: content.replace(b"}", b" ", 1)), "test_x.npy"),
+    ("arrays", lambda root: np.savez(open(root / "test_x.npy", "wb"), mini.pixels(1)), "test_x.npy"),  # noqa: SIM115
+    ("pickles", pickled(mini.PICKLES[0], [1, 2, 3]), "class_dict"),
+    ("pickles", pickled(mini.PICKLES[0], {"image_data": mini.pixels(12)}), "class_dict"),
+    ("pickles", pickled(mini.PICKLES[0], {"image_data": mini.pixels(12), "class_dict": {"n0": [0, 99]}}), "class_dict"),
+    ("pickles", pickled(mini.PICKLES[0], {"image_data": mini.pixels(12), "class_dict": {"n0": [0, 1]}}), "6 images"),
+    ("pickles", pickled(mini.PICKLES[0], {"image_data": mini.pixels(30)[..., 0], "class_dict": FIRST}), "shapes"),
+    ("pickles", pickled(mini.PICKLES[0], {"image_data": mini.pixels(30, size=7), "class_dict": FIRST}), "shapes"),
+    ("pickles", pickled(mini.PICKLES[1], {"image_data": mini.pixels(12), "class_dict": {}}), "(32, 3, 6, 6)"),
+    *(("pickles", cut(mini.PICKLES[1], share), mini.PICKLES[1]) for share in (0, 0.01, 0.5, 0.999)),
+    ("tree", image(f"{SYNSET}/3.png", pixels(1, (7, 7, 3))), "7x7"),
+    ("tree", remove(f"{SYNSET}/3.png"), "n00000070"),
+    ("tree", remove(SYNSET, SYNSET.replace("train", "test")), "9 classes"),
+    ("tree", cut(f"{SYNSET}/3.png", 0.5), "3.png"),
+    ("tiny", remove("wnids.txt"), "wnids.txt"),
+    ("tiny", remove(ANNOTATIONS), "val_annotations.txt"),
+    ("tiny", remove("train/n03/images/n03_2.JPEG"), "n03"),
+    ("tiny", remove("train/n03"), "n03"),
+    ("tiny", line(ANNOTATIONS, 3, "val_1.JPEG\tn99"), "line 3"),
+    ("tiny", line(ANNOTATIONS, 3, "val_77.JPEG\tn01"), "line 3"),
+    ("tiny", line(ANNOTATIONS, 3, "val_1.JPEG"), "line 3"),
+    ("tiny", change(ANNOTATIONS, lambda content: content + content.splitlines()[0] + b"\n"), "twice"),
+    ("tiny", change(ANNOTATIONS, lambda content: b"\n".join(content.splitlines()[:-1])), "instead of 2"),
+    ("tiny", write(ANNOTATIONS, bytes(range(128, 256))), "line 1"),
+    *(
+        ("tiny", write("wnids.txt", "\n".join(classes).encode()), "wnids.txt")
+        for classes in (tiny.CLASSES[:3], [*tiny.CLASSES, "n05"], [*tiny.CLASSES[:3], "n04"], [])
+    ),
+    ("tiny", cut("train/n02/images/n02_1.JPEG", 0.5), "n02_1.JPEG"),
+    ("tiny", image("train/n02/images/n02_1.JPEG", pixels(1, (64, 65, 3)), format="JPEG"), "65x64"),
+    ("cifar", change_pixel, "CIFAR10"),
+    ("cifar", add_class, "unicorn"),
+    ("cifar", lambda root: next((root / "CIFAR10/train").glob("*/*")).unlink(), "instead of 5"),
+    *(("mnist", remove(name), name) for name in (mnist.FILES[0], *mnist.FILES[2:])),
+    ("mnist", change(IMAGES, put_byte(2, 0x0D)), "00000d03"),
+    ("mnist", change(IMAGES, put_byte(3, 1)), "00000801"),
+    ("mnist", write(IMAGES, b"<html>"), IMAGES),
+    ("mnist", write(TEST_LABELS, b""), TEST_LABELS),
+    ("mnist", cut(IMAGES, 0.0001), IMAGES),
+    ("mnist", change(IMAGES, put_byte(7, 9)), "[9, 28, 28]"),
+    ("mnist", change(IMAGES, put_byte(11, 32)), "32, 28]"),
+    ("mnist", cut(TEST_LABELS, 0.9), "truncated"),
+    ("mnist", change(TEST_LABELS, lambda content: content + b"\0"), "too long"),
+    ("mnist", change(TEST_LABELS, put_byte(20, 10)), "label 10"),
+    *(
+        ("mnist", change(name, lambda content: content[:-1] + bytes([(content[-1] + 1) % 10])), "not those of MNIST")
+        for name in (IMAGES, TEST_LABELS)
+    ),
+    *(("mnist", cut(f"{mnist.FILES[1]}.gz", share), f"{mnist.FILES[1]}.gz") for share in (0, 0.1, 0.9)),
+    ("mnist", write(f"{mnist.FILES[1]}.gz", b"plain text"), f"{mnist.FILES[1]}.gz"),
+    ("mnist", write(f"{mnist.FILES[1]}.gz", gzip.compress(b"plain text")), f"{mnist.FILES[1]}.gz"),
+    ("imagenet", remove("ImageNet/val"), "--base_path"),
+    ("imagenet", remove("ImageNet/train/n02"), "--class_list"),
+    ("imagenet", flags(class_list=("n00", "n99")), "'n99'"),
+    ("imagenet", flags(class_list=("n00", "n00")), "'n00'"),
+    ("imagenet", flags(class_list=("n00", "n01", "n02")), "--n_tasks 2"),
+    ("imagenet", remove("ImageNet/val/n03"), "val/n03"),
+    ("imagenet", cut("ImageNet/train/n03/n03_1.JPEG", 0.6), "n03_1.JPEG"),
+    ("domainnet", remove("DomainNet/clipart_train.txt"), "--base_path"),
+    ("domainnet", remove("DomainNet/real_test.txt"), "real_test.txt"),
+    ("domainnet", write(REAL, b"\n"), "real_train.txt"),
+    ("domainnet", write(REAL, b"real/gone.png 1\n"), "gone.png"),
+    *(
+        ("domainnet", line(REAL, 3, text), "line 3")
+        for text in (
+            "real/x.png 3",
+            "real/x.png -1",
+            "real/x.png",
+            "real/x.png x",
+            "1",
+            "/real/x.png 0",
+            99 * "9",
+        )
+    ),
+    ("domainnet", cut("DomainNet/clipart/ant/train_0.png", 0.6), "train_0.png"),
+    ("domains", remove("."), "--base_path"),
+    ("domains", remove("art", "photo", "sketch"), "no folders"),
+    ("domains", remove("art/dog", "art/elk", "art/train"), "no class folders"),
+    ("domains", remove("photo/elk"), "elk"),
+    ("domains", flags(domains=("art", "oil")), "'oil'"),
+    ("domains", flags(test_share=0.01), "art/dog"),
+    ("domains", flags(test_share=0.99), "art/dog"),
+    ("domains", flags(validation=0.01), "--validation"),
+    ("domains", cut("art/elk/2.png", 0.6), "elk/2.png"),
+]
+
+
+def read_all(config):
+    stream = StreamBuilder(config).stream(CPU)
+    for task in range(stream.spec.n_tasks):
+        assert list(stream.in_order(task, 100))
+        assert list(stream.test(task, 100))
+
+
+@pytest.mark.parametrize(("fixture", "damage", "keyword"), CASES, ids=[f"{case[0]}-{case[2]}" for case in CASES])
+def test_unfit_files_are_refused_in_one_line(tmp_path, monkeypatch, fixture, damage, keyword):
+    root, options = FIXTURES[fixture](tmp_path / "data", monkeypatch)
+    changed = damage(root)
+    options |= {"model": "sgd", "base_path": str(root), "non_verbose": True}
+    config = resolve(options | (changed if isinstance(changed, dict) else {}))
+    with pytest.raises(UsageError) as caught:
+        read_all(config)
+    assert "\n" not in str(caught.value)
+    assert keyword in str(caught.value)
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]

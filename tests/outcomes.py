@@ -1,0 +1,23 @@
+"""What a finished run leaves behind, for comparisons of runs that must end alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TIMES = ("date", "seconds", "wall_seconds", "steps_per_second", "environment", "seal")
+
+
+def outcome(results: Path) -> dict[str, Any]:
+    """Return files, record, log and network of the only run below `results`, without times and paths."""
+    (folder,) = results.glob("runs/*")
+    record = json.loads((folder / "record.json").read_text())
+    log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "files": sorted(path.name for path in folder.iterdir()),
+        "record": {k: v for k, v in record.items() if k not in TIMES}
+        | {"config": {**record["config"], "results_path": ""}},
+        "log": [{k: v for k, v in line.items() if k != "seconds"} for line in log],
+        "network": (folder / "model.safetensors").read_bytes(),
+    }

@@ -1,0 +1,49 @@
+"""The README's commands and examples, as a new user finds them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+PROGRAMS = ("make", "python", "python3", "pip", "adab2n")
+SKIPPED = r"make test$|python3 -m venv|pip install"  # takes minutes, or sets up an environment that is there
+ADDED = {  # flags for commands with this beginning that need data or GPUs, or take long
+    "python main.py --model derpp --norm adab2n --dataset seq-cifar100": "--dry_run",
+    "python main.py --model er_ace --norm adab2n --dataset seq-digits --seeds": "--debug_mode --num_filters 4",
+    "python -m scripts.reproduce run table2": "--dry_run",
+    "python -m scripts.bench run": "--repetitions 2 --widths 4 --steps 3",
+    "python -m scripts.bench compile": "--repetitions 2 --widths 16 --amp none",
+    "python -m scripts.bench kernels": "--models er_ace --norms bn --width 8",
+    "python -m scripts.bench compare": "",
+    "python -m scripts.bench": "--repetitions 2",
+}
+
+
+@dataclass(frozen=True)
+class Command:
+    line: str
+    added: str = ""
+    skipped: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.line} {self.added}".strip()
+
+
+def commands(text: str) -> list[Command]:
+    """Return the commands among a README's indented lines outside Python code, in their order."""
+    text = re.sub(r"```python\n.*?```", "", text, flags=re.DOTALL)
+    lines = [line.partition("  #")[0].strip() for line in re.findall(r"^    (\S.*)$", text, flags=re.MULTILINE)]
+    return [
+        Command(
+            line,
+            added=next((flags for start, flags in ADDED.items() if line.startswith(start)), ""),
+            skipped=re.match(SKIPPED, line) is not None,
+        )
+        for line in lines
+        if line.split()[0] in PROGRAMS
+    ]
+
+
+def examples(text: str) -> dict[str, str]:
+    """Return the README's plug-in files by path."""
+    return dict(re.findall(r"```python\n# (mine/\S+\.py)\n(.*?)```", text, flags=re.DOTALL))

@@ -1,0 +1,74 @@
+"""The confirmatory runs: their order, their seeds, and that exploratory seeds never count as confirmatory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from statistics import mean, stdev
+
+import pytest
+
+from scripts import evidence
+from tests.scripts.records import finish
+from utils.studies.claims import CLAIMS, NO_RUNS, judge
+from utils.studies.compare import averaged
+from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
+from utils.studies.plans import Experiment
+from utils.studies.presets import NARROW
+from utils.studies.runs import Runs
+from utils.studies.selection import Selection, required_runs
+
+
+@pytest.fixture
+def selection(tmp_path):
+    return Selection("fixed", Runs(NARROW, str(tmp_path), measured=tmp_path / "none"), NARROW.seeds)
+
+
+def test_seeds_are_either_exploratory_or_confirmatory():
+    assert not set(EXPLORATORY_SEEDS) & set(CONFIRMATORY_SEEDS)
+    assert {seed for plan in CONFIRM.values() for seed in plan.seeds} == set(CONFIRMATORY_SEEDS)
+
+
+def test_an_exploratory_seed_is_not_counted_as_confirmatory(selection):
+    for norm, accuracy in (("bn", 40.0), ("adab2n", 45.0)):
+        for seed in (0, 3):
+            finish(selection.runs.of(Experiment("derpp", norm, "cifar10", 500), seed), accuracy + seed)
+    for seeds, seed in ((CONFIRMATORY_SEEDS, 3), (EXPLORATORY_SEEDS, 0)):
+        [cell] = judge(CLAIMS["class-il"], replace(selection, seeds=seeds)).started.values()
+        assert cell.differences == (5.0,), f"seed {seed} alone is one of these"
+    assert judge(CLAIMS["class-il"], replace(selection, seeds=CONFIRMATORY_SEEDS[1:])).verdict == NO_RUNS
+
+
+def test_the_page_keeps_exploratory_seeds_out_of_the_confirmatory_section():
+    page = evidence.page(evidence.evidence())
+    confirmatory = page.split("## Confirmatory seeds")[1].split("\n## ")[0]
+    exploratory = evidence.evidence(seeds=EXPLORATORY_SEEDS)
+    for claim in CLAIMS.values():
+        for cell in judge(claim, exploratory).started.values():
+            assert f"| {evidence.difference(cell.mean)} | {evidence.interval(cell)} |" not in confirmatory
+
+
+def test_runs_come_group_by_group_and_seed_by_seed(selection):
+    runs, waiting = required_runs(list(CONFIRM.values()), selection)
+    assert (len(runs), waiting) == (323, 0)
+    seeds = [run.known_options["seed"] for run in runs.values()]
+    assert seeds[:60] == [seed for seed in range(3, 8) for _ in range(12)]
+    assert seeds[60:120] == [seed for seed in range(3, 6) for _ in range(20)]
+    assert seeds[120:200] == [seed for seed in range(6, 10) for _ in range(20)]
+    widths = [run.known_options.get("num_filters") for run in runs.values()]
+    assert widths == [None] * 60 + [16] * 254 + [64] * 9
+    assert all(run.known_options["final_statistics"] for run in runs.values())
+
+
+def test_seeds_that_a_cell_lacks_count_in_the_others():
+    full, short = {3: 1.0, 4: 2.0, 5: 6.0, 6: 3.0}, {3: 0.0, 4: 4.0, 5: 1.0}
+    pooled = averaged([full, short])
+    assert pooled.mean == pytest.approx((3.0 + 5 / 3) / 2)
+    assert pooled.n == 4
+    alone = averaged([full])
+    assert alone.interval == averaged([full, full]).interval
+    assert alone.interval[1] - alone.mean == pytest.approx(3.182446 * stdev(full.values()) / 2, rel=1e-6)
+    # By hand: residuals over cells times sqrt(n (n - 1)), added up seed by seed.
+    a, b = ({seed: value - mean(cell.values()) for seed, value in cell.items()} for cell in (full, short))
+    by_seed = [a[s] / (2 * math.sqrt(12)) + b.get(s, 0.0) / (2 * math.sqrt(6)) for s in full]
+    assert pooled.pooled[1] == pytest.approx(math.sqrt(sum(value**2 for value in by_seed)))

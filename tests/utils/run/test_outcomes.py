@@ -1,0 +1,225 @@
+"""`--final_statistics` and `--late_evaluations`: values computed by hand, and no other number changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+import torch
+from conftest import runner
+from torch.nn import functional as F
+
+from tests.helpers import build_run, make_spec, make_stream, run_config, weights_of
+from utils.data.random import generator
+from utils.run.eval_statistics import EVALUATION_BATCH, evaluation_batch_size, task_balanced_weights
+from utils.run.evaluation import accuracies
+from utils.run.outcomes import drawn_images, final_statistics, is_late
+from utils.run.run_folder import missing_outcomes
+from utils.run.signals import Interrupted
+
+SPEC = make_spec(n_tasks=2, n_classes=4, train_sizes=(12, 12), test_sizes=(40, 40))
+RUN = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--num_filters", "2", "--batch_size", "10"]
+BOTH = ["--final_statistics", "--late_evaluations", "3"]
+
+
+def trained(norm: str, model: str = "er"):
+    """(network, method, stream): statistics and affine parameters that show where they are used; a buffer of one image
+    of the first task and five of the second."""
+    config = run_config(model, norm, dtype="float64", **({"cn_affine": "learned"} if norm == "cn" else {}))
+    stream = make_stream(SPEC)
+    net, method = build_run(config, stream)
+    method.grow()
+    noise = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, tensor in net.state_dict().items():
+            if name.endswith(("running_mean", "running_var")) or (tensor.ndim == 1 and "norm" in name):
+                tensor.copy_(0.5 + torch.rand(tensor.shape, generator=noise))
+    if method.buffer is not None:
+        for task, count in ((0, 1), (1, 5)):
+            method.buffer.add(next(stream.in_order(task, count)), generator(0, "fill", task))
+    return net, method, stream
+
+
+def forward_by_hand(net, norm: str, x: torch.Tensor, weights=None, statistics=None):
+    """Logits of the two-layer network, and the statistics used: given ones, or those of the weighted batch."""
+    used = []
+    for number, (linear, layer) in enumerate(((net.linear1, net.norm1), (net.linear2, net.norm2))):
+        a = linear(x.flatten(1))
+        if norm == "cn":
+            a, layer = F.group_norm(a, 4), layer[1]
+        if statistics is None:
+            w = torch.full((len(a), 1), 1 / len(a), dtype=a.dtype) if weights is None else weights[:, None]
+            mean = (w * a).sum(0)
+            used.append((mean, (w * (a - mean) ** 2).sum(0)))
+        mean, var = used[number] if statistics is None else statistics[number]
+        x = torch.relu((a - mean) / (var + 1e-5).sqrt() * layer.weight + layer.bias)
+    return net.classifier(x), used
+
+
+@torch.no_grad()
+def accuracies_by_hand(net, method, stream, norm, statistics) -> list[float]:
+    found = []
+    for task in range(SPEC.n_tasks):
+        [batch] = list(stream.test(task, 100))
+        logits, _ = forward_by_hand(net, norm, method.augment.normalize(batch.images), statistics=statistics)
+        found.append(100 * int((logits.argmax(1) == batch.labels).sum()) / len(batch))
+    return found
+
+
+@pytest.mark.parametrize("norm", ["bn", "cn", "adab2n"])
+@torch.no_grad()
+def test_final_statistics_of_a_two_layer_network_equal_values_computed_by_hand(norm):
+    net, method, stream = trained(norm)
+    before = weights_of(net)
+    net.eval()
+    own = accuracies(method, stream, range(2))
+    results = final_statistics(method, stream, own)["class_il"]
+
+    def images(batches):
+        return method.augment.normalize(torch.cat([batch.images for batch in batches]))
+
+    stored = images([method.buffer.all_samples()])
+    weights = torch.tensor([1 / 2, *[1 / 10] * 5], dtype=torch.float64)  # each of the two tasks has half of the weight
+    passes = {
+        "buffer": (stored, None),
+        "balanced": (stored, weights),
+        "train": (images(batch for task in (0, 1) for batch in stream.in_order(task, 100)), None),
+        "last_task": (images(stream.in_order(1, 100)), None),
+    }
+    for kind, (inputs, sample_weights) in passes.items():
+        _, statistics = forward_by_hand(net, norm, inputs, sample_weights)
+        assert results[kind] == accuracies_by_hand(net, method, stream, norm, statistics), kind
+    assert results["running"] == own["class_il"]
+    assert len({tuple(row) for row in results.values()}) > 1, "all kinds agree, so this test would show nothing"
+    assert all(tensor.equal(before[name]) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize("norm", ["gn", "none"])
+def test_norms_without_running_statistics_have_none(norm):
+    _, method, stream = trained(norm)
+    results = final_statistics(method, stream, accuracies(method, stream, range(2)))
+    assert results["task_il"] == dict.fromkeys(("running", "buffer", "balanced", "train", "last_task"))
+
+
+def test_without_a_buffer_only_its_statistics_are_missing():
+    _, method, stream = trained("bn", "sgd")
+    results = final_statistics(method, stream, accuracies(method, stream, range(2)))["class_il"]
+    assert [kind for kind, row in results.items() if row is None] == ["buffer", "balanced"]
+
+
+def test_training_images_are_drawn_from_all_tasks_in_proportion(monkeypatch):
+    monkeypatch.setattr("utils.run.outcomes.DRAWN_IMAGES", 8)
+    spec = replace(SPEC, train_sizes=(12, 36))
+    stream = make_stream(spec)
+    _, method = build_run(run_config("er", "bn"), stream)
+    [batch] = list(drawn_images(method, stream, range(2)))
+    assert np.bincount(batch.tasks_host).tolist() == [2, 6]
+    assert len(np.unique(batch.images[:, 0, 0, 0])) == 8
+
+
+def test_task_balanced_weights():
+    weights = task_balanced_weights(torch.tensor([4, 0, 4, 4]))
+    assert weights.tolist() == [1 / 6, 1 / 2, 1 / 6, 1 / 6]
+
+
+def test_late_evaluations_end_with_the_last_step():
+    late = [remaining for remaining in range(500) if is_late(remaining, 4)]
+    assert late == [50, 100, 150]  # and the end itself
+    assert not any(is_late(remaining, 0) for remaining in range(500))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "size"),
+    [
+        ((3, 32, 32), "float32", 64),
+        ((3, 84, 84), "float32", 16),
+        ((1, 28, 28), "float32", 256),
+        ((3, 32, 32), "float64", 32),
+    ],
+)
+def test_evaluation_batches_on_a_cpu_are_chosen_by_bytes(shape, dtype, size):
+    stream = make_stream(make_spec(image_shape=shape, mean=(0.0,) * shape[0], std=(1.0,) * shape[0]))
+    _, method = build_run(run_config("er", "bn", dtype=dtype), stream)
+    assert evaluation_batch_size(method) == size
+    _, method = build_run(run_config("er", "bn", dtype=dtype, eval_statistics="batch"), stream)
+    assert evaluation_batch_size(method) == EVALUATION_BATCH
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def short_intervals():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("utils.run.outcomes.LATE_EVERY", 5)
+        yield
+
+
+def without_outcomes(record: dict) -> dict:
+    return {
+        setting: {name: value for name, value in result.items() if name not in ("final_statistics", "late_evaluations")}
+        for setting, result in record["results"].items()
+    }
+
+
+@pytest.fixture(scope="module")
+def plain_and_full(tmp_path_factory, short_intervals):
+    """Records of a run without the outcomes and of the same run with both."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("plain", "full")]
+    return [runner(folder)(*RUN, *more).record for folder, more in zip(folders, ([], BOTH), strict=True)]
+
+
+def test_outcomes_change_no_other_number(plain_and_full):
+    plain, full = plain_and_full
+    assert plain["run"] == full["run"]
+    assert plain["results"] == without_outcomes(full)
+    assert plain["steps"] == full["steps"]
+
+
+def test_late_evaluations_are_summed_up(plain_and_full):
+    _, full = plain_and_full
+    for result in full["results"].values():
+        late = result["late_evaluations"]
+        assert late["count"] == len(late["values"]) == 3
+        assert late["values"][-1] == result["metrics"]["faa"]
+        assert late["mean"] == fmean(late["values"])
+        assert late["std"] == stdev(late["values"])
+
+
+@pytest.mark.parametrize("where", ["late", "final"])
+def test_a_run_killed_during_the_extra_evaluations_goes_on_to_the_same_record(
+    plain_and_full, tmp_path, monkeypatch, where
+):
+    name = {"late": "utils.run.training.Training._evaluate_late", "final": "utils.run.outcomes.drawn_images"}[where]
+
+    def interrupt(*_):
+        raise Interrupted(15)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(name, interrupt)
+        assert runner(tmp_path)(*RUN, *BOTH, "--checkpoint_every", "7").code == 143
+    assert runner(tmp_path)(*RUN, *BOTH).record["results"] == plain_and_full[1]["results"]
+
+
+def test_a_finished_run_that_lacks_an_outcome_asks_for_a_rerun(tmp_path, short_intervals):
+    run = runner(tmp_path)
+    record = run(*RUN, "--debug_mode").record
+    for flags in (["--final_statistics"], ["--late_evaluations", "2"], ["--save_model"], ["--probe", "weights"]):
+        ended = run(*RUN, "--debug_mode", *flags)
+        assert ended.code == 2
+        assert " ".join(flags) in ended.stderr
+        assert "--rerun" in ended.stderr
+    again = run(*RUN, "--debug_mode", *BOTH, "--rerun").record
+    assert without_outcomes(again) == record["results"]
+    old = json.loads((tmp_path / "runs" / record["run"] / "record.old.json").read_text())
+    assert old["results"] == record["results"]
+
+
+def test_missing_outcomes_of_a_record_from_before_they_existed(tmp_path):
+    record = {"config": {}, "results": {"class_il": {"metrics": {}}}}
+    options = {"final_statistics": True, "late_evaluations": 8, "probe": ()}
+    assert missing_outcomes(options, record, tmp_path) == ["--final_statistics", "--late_evaluations 8"]
+    assert missing_outcomes({}, record, tmp_path) == []

@@ -1,0 +1,201 @@
+"""Resolve the flags of a command to a complete configuration.
+
+A value is taken from, in this order: the explicit flag; the data set's rules; the model's, norm's and backbone's rules;
+the loop's rules for the scenario; the option's own default, where a switch follows `--fidelity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from utils.config import loop_options
+from utils.config.options import ByFidelity, Option, Rule, SameAs, default_values
+from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
+from utils.errors import UsageError
+
+SELECTORS = {"model": MODELS, "norm": NORMS, "dataset": DATASETS, "backbone": BACKBONES}
+TITLES = {"dataset": "data sets", "model": "methods", "norm": "norms", "backbone": "backbones"}
+
+
+class Config(SimpleNamespace):
+    """The resolved options of a run, as attributes."""
+
+    def values(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def all_options(parts: dict[str, str] | None = None) -> Iterator[tuple[str, str, tuple[Option, ...]]]:
+    """Yield (group title, owner's name or "", options) of everything, or of the named parts only."""
+    if not parts:
+        yield "the run", "", loop_options.RUN
+        yield "training", "", loop_options.TRAINING
+        yield "output", "", loop_options.OUTPUT
+    if not parts or ("model" in parts and MODELS.get(parts["model"]).build.uses_buffer):
+        yield "memory buffer and replay", "", loop_options.BUFFER
+    for selector, title in TITLES.items():
+        for entry in SELECTORS[selector].entries().values():
+            if not parts or parts.get(selector) == entry.name:
+                yield title, entry.name, entry.options
+
+
+def options_by_name() -> dict[str, Option]:
+    """Return every option; of owners that share a name, the first one's."""
+    options: dict[str, Option] = {}
+    for _, _, group in all_options():
+        for option in group:
+            options.setdefault(option.name, option)
+    return options
+
+
+def new_names() -> dict[str, str]:
+    """Return the present names of renamed options by their old ones."""
+    return {option.old_name: option.name for option in options_by_name().values() if option.old_name}
+
+
+def resolve(explicit: dict[str, Any]) -> Config:
+    """Return the complete configuration; raise UsageError where flags contradict each other."""
+    names = new_names()
+    explicit = {names.get(name, name): value for name, value in explicit.items()}
+    entries = selected_entries(explicit)
+    options = active_options(entries)
+    reject_unused_options(explicit, options, entries)
+    config = _with_defaults(explicit, options, entries)
+    _check_parts(entries)
+    for option in options.values():
+        if option.check:
+            option.check(config, explicit)
+    return Config(**config)
+
+
+def selected_entries(explicit: dict[str, Any]) -> dict[str, Entry]:
+    """Return the chosen model, norm, data set and backbone."""
+    defaults = {"model": None, "norm": "bn", "dataset": None, "backbone": "resnet18"}
+    entries = {}
+    for name, registry in SELECTORS.items():
+        value = explicit.get(name, defaults[name])
+        if value is None:
+            raise UsageError(f"--{name} is missing; choose one of {', '.join(registry.names())}")
+        entries[name] = registry.get(value)
+        if name == "dataset":
+            defaults["backbone"] = entries[name].traits.get("backbone", defaults["backbone"])
+    return entries
+
+
+def active_options(entries: dict[str, Entry]) -> dict[str, Option]:
+    """Return the options that the chosen parts use."""
+    model = entries["model"].build
+    options = [*loop_options.RUN, *loop_options.TRAINING, *loop_options.OUTPUT]
+    options += loop_options.BUFFER if model.uses_buffer else ()
+    options = [option for option in options if option.name not in model.unused_options]
+    for entry in entries.values():
+        options += entry.options
+    return {option.name: option for option in options}
+
+
+def reject_unused_options(explicit: Iterable[str], options: dict[str, Option], entries: dict[str, Entry]) -> None:
+    """Raise UsageError for a flag that the chosen model, norm, data set and backbone do not use."""
+    model = entries["model"]
+    for name in explicit:
+        if name in options or name in SELECTORS:
+            continue
+        if name in model.build.unused_options:
+            raise UsageError(f"--{name} has no effect with --model {model.name}; remove it")
+        if any(option.name == name for option in loop_options.BUFFER):
+            raise UsageError(f"--{name} needs a method with a memory buffer; --model {model.name} has none")
+        users = [
+            (selector, entry.name)
+            for selector, registry in SELECTORS.items()
+            for entry in registry.entries().values()
+            if entry.has_option(name)
+        ]
+        if not users:
+            raise UsageError(f"unknown option {name!r}{close_matches(name, sorted(options_by_name()))}")
+        selector = users[0][0]
+        owners = " or ".join(f"--{kind} {owner}" for kind, owner in users)
+        raise UsageError(f"--{name} is an option of {owners}, not of --{selector} {entries[selector].name}")
+
+
+def _with_defaults(explicit: dict[str, Any], options: dict[str, Option], entries: dict[str, Entry]) -> dict[str, Any]:
+    fidelity = explicit.get("fidelity", "official")
+    config: dict[str, Any] = {name: entry.name for name, entry in entries.items()}
+    config |= default_values(options.values(), fidelity) | explicit
+    rules: list[Rule] = [*loop_options.RULES]
+    for selector in ("backbone", "norm", "model", "dataset"):
+        _check_rules(entries[selector])
+        rules += entries[selector].rules
+    for rule in rules:
+        if rule.applies(config):
+            for name, value in rule.values.items():
+                if name in options and name not in explicit:
+                    config[name] = value.pick(fidelity) if isinstance(value, ByFidelity) else value
+    for name in list(config):
+        if isinstance(config[name], SameAs):
+            config[name] = config[config[name].option]
+    return config
+
+
+def _check_rules(entry: Entry) -> None:
+    """Raise UsageError for a misspelt name, which would be a default that never applies."""
+    known = sorted([*options_by_name(), *SELECTORS])
+    for rule in entry.rules:
+        for name in [*rule.values, *rule.when]:
+            if name not in known:
+                raise UsageError(f"a rule of {entry.name} names {name!r}, no option{close_matches(name, known)}")
+        for name in rule.values.keys() & SELECTORS.keys():
+            raise UsageError(
+                f"a rule of {entry.name} sets {name!r}, which is chosen before rules apply; a data set names its "
+                "backbone where it is registered: backbone='mlp'"
+            )
+
+
+def _check_parts(entries: dict[str, Entry]) -> None:
+    model, norm, backbone = entries["model"], entries["norm"], entries["backbone"]
+    if model.build.needs_features and not backbone.build.n_feature_maps:
+        raise UsageError(f"--model {model.name} compares feature maps, which --backbone {backbone.name} lacks")
+    if model.build.rebuilds_network and norm.traits.get("needs_past_tasks"):
+        raise UsageError(
+            f"--norm {norm.name} relies on what the first tasks left in the network, and --model {model.name} builds "
+            "a new network in every task; choose another norm, such as bn"
+        )
+
+
+def number_options(config: Config) -> dict[str, Any]:
+    """Return the part of a configuration that changes numbers."""
+    counted = {name for name, option in _options_of(config).items() if option.changes_numbers}
+    return {name: value for name, value in config.values().items() if name in counted or name in SELECTORS}
+
+
+def identity_options(config: Config) -> dict[str, Any]:
+    """Return what identifies a run: all that changes numbers, under the names with which runs were first hashed."""
+    options = _options_of(config)
+    identity = dict(BACKBONES.get(config.backbone).traits.get("hashed", {}))
+    for name, value in number_options(config).items():
+        if name in SELECTORS:
+            identity[name] = value
+        elif value != options[name].omit_from_hash_at:
+            identity[options[name].old_name or name] = value
+    return identity
+
+
+def _options_of(config: Config) -> dict[str, Option]:
+    return active_options({name: registry.get(getattr(config, name)) for name, registry in SELECTORS.items()})
+
+
+def switches() -> list[tuple[str, str, Any, Any, str]]:
+    """Return every place where the released code and the paper differ: (owner, flag, official, paper, help)."""
+    rows = {}
+    for title, owner, options in all_options():
+        for option in options:
+            if isinstance(by := option.default, ByFidelity):
+                rows[option.name] = (owner or title, option.flag, by.official, by.paper, option.help)
+    switched = list(rows.values())
+    for registry in SELECTORS.values():
+        for entry in registry.entries().values():
+            for rule in entry.rules:
+                where = "with " + ", ".join(f"--{name} {condition}" for name, condition in rule.when.items())
+                for name, by in rule.values.items():
+                    if isinstance(by, ByFidelity):
+                        switched.append((entry.name, f"--{name}", by.official, by.paper, where))
+    return switched

@@ -1,0 +1,55 @@
+"""What a command prints: results on standard output; errors, notes and warnings on standard error.
+
+Notes and warnings go through the logger `adab2n`: `logging.getLogger("adab2n").setLevel("ERROR")` silences them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StderrHandler(logging.Handler):
+    """Writes `note: ...` and `warning: ...` to whatever standard error is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = "warning" if record.levelno >= logging.WARNING else "note"
+        print(f"{kind}: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+log = logging.getLogger("adab2n")
+log.setLevel(logging.INFO)
+log.propagate = False
+log.addHandler(StderrHandler())
+
+
+def begin() -> None:
+    """Escape what the encoding of the streams lacks; the first call of a main program."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def end(code: int) -> int:
+    """Return the exit code once everything printed is written; the last call of a main program.
+
+    A reader that has closed its end of a pipe is ignored. Output lost for another reason, such as a full disk, makes
+    the exit code 1.
+    """
+    try:
+        print(end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more when it exits
+        if not isinstance(error, BrokenPipeError):
+            print_error(f"cannot write to standard output: {error.strerror}; records are kept")
+            return code or 1
+    return code
+
+
+def print_error(message: object) -> None:
+    """Print one line on standard error."""
+    print(f"error: {' '.join(str(message).splitlines())}", file=sys.stderr)

@@ -1,0 +1,78 @@
+"""One look for all figures: column widths of print, colours that colour-blind readers tell apart, light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from utils.packages import import_or_usage_error
+from utils.studies.plans import title_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMN, PAGE = 3.4, 7.0  # inches
+FORMATS = ("pdf", "svg", "png")
+# Okabe and Ito's palette; what is compared most is furthest apart.
+COLOURS = {
+    "bn": "#D55E00", "cn": "#009E73", "adab2n": "#0072B2", "joint": "#8a8a8a",
+    "gn": "#CC79A7", "ln": "#E69F00", "in": "#56B4E9",
+}  # fmt: skip
+FURTHER = ("#b2953a", "#7b5ea7", "#4d9221", "#c51b7d", "#636363")
+LINES = {"bn": "--", "cn": "-.", "adab2n": "-", "joint": ":"}  # so that print without colour is legible too
+
+
+@dataclass(frozen=True)
+class Theme:
+    name: str
+    ink: str
+    paper: str
+    faint: str
+
+
+LIGHT, DARK = Theme("light", "#1d2430", "#ffffff", "#c9cfd8"), Theme("dark", "#dfe4ec", "#14181f", "#414a58")
+THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
+
+
+def colour_of(norm: str) -> str:
+    return COLOURS.get(norm) or FURTHER[sum(map(ord, norm)) % len(FURTHER)]
+
+
+def label_of(norm: str) -> str:
+    return "Joint training" if norm == "joint" else title_of(norm)
+
+
+@contextmanager
+def drawn_in(theme: Theme) -> Iterator[None]:
+    """Set up Matplotlib with the theme's colours and sizes for print, without a window."""
+    matplotlib = import_or_usage_error("matplotlib", "figures")
+    matplotlib.use("Agg")
+    settings = {
+        "figure.facecolor": theme.paper, "axes.facecolor": theme.paper, "savefig.facecolor": theme.paper,
+        "text.color": theme.ink, "axes.labelcolor": theme.ink, "axes.edgecolor": theme.faint,
+        "xtick.color": theme.ink, "ytick.color": theme.ink, "grid.color": theme.faint, "legend.labelcolor": theme.ink,
+        "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
+        "legend.fontsize": 7, "legend.frameon": False, "lines.linewidth": 1.1, "axes.linewidth": 0.6,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.linewidth": 0.4,
+        "axes.axisbelow": True, "svg.fonttype": "none", "svg.hashsalt": "figures", "pdf.fonttype": 42,
+        "figure.constrained_layout.use": True, "savefig.dpi": 200,
+    }  # fmt: skip
+    with matplotlib.rc_context(settings):
+        yield
+
+
+def save(figure: Figure, folder: Path, name: str, theme: Theme) -> list[Path]:
+    """Write PDF, SVG and PNG, without a date, so that the same runs give the same files."""
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = name if theme is LIGHT else f"{name}-{theme.name}"
+    paths = [folder / f"{stem}.{ending}" for ending in FORMATS]
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
+    for path in paths:
+        figure.savefig(path, metadata=undated[path.suffix[1:]])
+    pyplot.close(figure)
+    return paths

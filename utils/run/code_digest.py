@@ -1,0 +1,107 @@
+"""Which code made a number: the SHA-256 of every source file that can change the numbers of a run.
+
+These are the files of the chosen model, norm, data set and backbone with what they take from the packages of parts,
+the training loop, and with plug-ins every loaded module that lies in their folders or on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from utils.config.registry import REGISTRIES
+from utils.config.resolve import SELECTORS, Config
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("backbone", "datasets", "models", "utils")
+IN_RUN = ("build", "training", "evaluation", "eval_statistics", "metrics")
+LOOP = ("utils/data/*.py", "utils/step.py", *(f"utils/run/{name}.py" for name in IN_RUN))
+SOURCE_FILES = ("*.py", "*.c")
+
+
+def code_digests(config: Config) -> dict[str, str]:
+    """Return the digests of a run's source files by name.
+
+    To be called right after the imports: a file may be edited while the run goes on with the code it has imported.
+    """
+    modules: set[str] = set()
+    for selector, registry in SELECTORS.items():
+        entry = registry.get(getattr(config, selector))
+        packages = {"backbone", "datasets", "models", entry.module.partition(".")[0]}
+        bases = getattr(entry.build, "__mro__", (entry.build,))
+        for name in (entry.module, *(base.__module__ for base in bases)):
+            _add_module(name, packages, modules)
+    if config.plugins:
+        modules.update(_plugin_modules(config.plugins))
+    files = {_relative(path): path for pattern in LOOP for path in REPOSITORY.glob(pattern)}
+    for name in modules:
+        files.update(_source_files(name))
+    return {shown: _file_digest(files[shown]) for shown in sorted(files)}
+
+
+def changed_files(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Return the files of `before` that differ or are gone; new ones do not count."""
+    return [name for name in sorted(before) if before[name] != now.get(name)]
+
+
+def shortened(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def read_project_files() -> None:
+    """Compute the digests of all project files now, for a server whose forks keep the code that it has imported."""
+    for package in PACKAGES:
+        for pattern in SOURCE_FILES:
+            for path in (REPOSITORY / package).rglob(pattern):
+                _file_digest(path)
+
+
+@cache
+def _file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _add_module(name: str, packages: set[str], modules: set[str]) -> None:
+    """Add the name of a module, and those of the modules of these packages that its global names come from."""
+    if name in modules or name.partition(".")[0] not in packages:
+        return
+    modules.add(name)
+    for value in list(vars(sys.modules[name]).values()):
+        origin = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        is_submodule = isinstance(value, ModuleType) and value.__name__.startswith(f"{name}.")  # loaded by anybody
+        if origin in sys.modules and not is_submodule:
+            _add_module(origin, packages, modules)
+
+
+def _plugin_modules(plugins: tuple[str, ...]) -> Iterator[str]:
+    folders = [*plugins, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    roots = [Path(folder).resolve() for folder in folders if os.path.isdir(folder)]
+    for name, module in list(sys.modules.items()):
+        path = Path(getattr(module, "__file__", None) or os.devnull).resolve()
+        is_own = name.partition(".")[0] in (*PACKAGES, "main", "__main__", "scripts", "tests")
+        if not is_own and "site-packages" not in path.parts and any(path.is_relative_to(root) for root in roots):
+            yield name
+
+
+def _source_files(module: str) -> Iterator[tuple[str, Path]]:
+    """Yield the file of a module; of a package of helpers, which may import each other when needed, all files."""
+    file = getattr(sys.modules[module], "__file__", None)
+    if file is None:
+        return
+    path = Path(file).resolve()
+    if module.partition(".")[0] not in PACKAGES:
+        yield re.sub("^plugins_[0-9a-f]{8}_", "", module).replace(".", "/") + path.suffix, path
+    elif module.rpartition(".")[0] in {registry.package for registry in REGISTRIES}:
+        yield _relative(path), path
+    else:
+        yield from ((_relative(other), other) for pattern in SOURCE_FILES for other in path.parent.glob(pattern))
+
+
+def _relative(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()

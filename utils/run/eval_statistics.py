@@ -1,0 +1,202 @@
+"""`--eval_statistics`: the means and variances that norm layers use at test time.
+
+    running  the running statistics of training
+    buffer   estimated in one pass over the buffer, unaugmented, in batches of 256 in random order: the plain averages
+             of the batches' means and biased variances. In the pass each layer normalizes with the statistics of the
+             batch; all else is in eval mode. While the buffer is empty, the running statistics are used
+    batch    those of the test batch, with biased variances: 256 images of a task in random order, since data sets are
+             sorted by class
+
+The running statistics are restored after every evaluation, so training is unaffected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from backbone.adab2n.family import FamilyBatchNorm
+from backbone.network import Network
+from models.method import Method
+from utils.data.random import generator
+from utils.data.stream import chunks, concatenated, index_batch
+from utils.device import send_together, to_device
+from utils.errors import UsageError
+from utils.step import Batch
+
+EVALUATION_BATCH = 256  # images of a pass whose batches are normalized by themselves
+CPU_BATCH_BYTES = 2**20  # of the inputs of one forward pass in an evaluation on a CPU
+SMALLEST_CPU_BATCH = 16
+
+StatLayer = _BatchNorm | FamilyBatchNorm
+
+
+def evaluation_batch_size(method: Method) -> int:
+    """Return the number of images per forward pass of an evaluation. The outputs do not depend on it.
+
+    On a CPU, glibc returns the activations of large batches to the system after every batch, and most of the time goes
+    into page faults. Smaller batches are up to twice as fast there.
+    """
+    if chosen(method) == "batch" or next(method.net.parameters()).device.type != "cpu":
+        return EVALUATION_BATCH
+    image_bytes = math.prod(method.spec.input_shape) * torch.finfo(getattr(torch, method.config.dtype)).bits // 8
+    fitting = 2 ** int(math.log2(max(CPU_BATCH_BYTES // image_bytes, 1)))
+    return min(max(fitting, SMALLEST_CPU_BATCH), EVALUATION_BATCH)
+
+
+def norm_layers(net: Network) -> list[tuple[str, nn.Module]]:
+    """Return the norm layers with their names in the network, in order of construction."""
+    layers = [(name, module) for name, module in net.named_modules() if hasattr(module, "norm_number")]
+    return sorted(layers, key=lambda pair: cast("int", pair[1].norm_number))
+
+
+def batch_stat_layers(net: Network, feature: str) -> list[StatLayer]:
+    """Return the part of every norm layer that has batch and running statistics; `feature` names who needs it."""
+    layers: list[StatLayer] = []
+    for _, layer in norm_layers(net):
+        parts = [part for part in layer.modules() if isinstance(part, _BatchNorm | FamilyBatchNorm)]
+        if len(parts) != 1:
+            raise UsageError(f"{feature} needs a norm with batch and running statistics, such as bn, cn or adab2n")
+        layers += parts
+    return layers
+
+
+def has_statistics(net: Network) -> bool:
+    """Return whether every norm layer has batch and running statistics, as `--eval_statistics` needs them."""
+    try:
+        return bool(batch_stat_layers(net, ""))
+    except UsageError:
+        return False
+
+
+def batch_mean_var(activation: torch.Tensor, weights: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean and the biased variance of every channel, where samples count by `weights`, which sum to 1."""
+    activation = activation.to(torch.promote_types(activation.dtype, torch.float32))
+    over = [0, *range(2, activation.ndim)]
+    if weights is None:
+        return activation.mean(over), activation.var(over, correction=0)
+    values = activation.flatten(2) if activation.ndim > 2 else activation.unsqueeze(2)
+    weights = weights.to(values.dtype)
+    mean = weights @ values.mean(2)
+    return mean, weights @ (values - mean.unsqueeze(1)).square().mean(2)
+
+
+def chosen(method: Method) -> str:
+    return getattr(method.config, "eval_statistics", "running")
+
+
+@contextmanager
+def eval_statistics_applied(method: Method, which: str | None = None) -> Iterator[None]:
+    """Let the network, in eval mode, normalize with the statistics that `which` or the option names."""
+    which = which or chosen(method)
+    if which == "running" or (which == "buffer" and not len(method.buffer or ())):
+        yield
+        return
+    parts = batch_stat_layers(method.net, f"--eval_statistics {which}")
+    if which == "buffer":
+        with statistics_of(method, buffered(method)):
+            yield
+        return
+    with _restored(parts), _batch_by_batch(parts):
+        yield
+
+
+@contextmanager
+def statistics_of(method: Method, batches: Iterable[Batch], *, balanced: bool = False) -> Iterator[None]:
+    """Evaluate the network with statistics estimated in one pass over `batches`.
+
+    In the pass each layer normalizes with the statistics of the batch. The estimates are the plain averages of the
+    batches' means and biased variances. With `balanced`, all tasks in a batch have the same weight in its statistics.
+    """
+    parts = batch_stat_layers(method.net, "this evaluation")
+    with _restored(parts):
+        _estimate(method, parts, batches, balanced)
+        yield
+
+
+@contextmanager
+def _restored(parts: list[StatLayer]) -> Iterator[None]:
+    before = [[buffer.clone() for buffer in part.buffers()] for part in parts]
+    try:
+        yield
+    finally:
+        for part, values in zip(parts, before, strict=True):
+            for buffer, value in zip(part.buffers(), values, strict=True):
+                buffer.copy_(value)
+
+
+def _set_statistics(part: StatLayer, mean: torch.Tensor, var: torch.Tensor) -> None:
+    buffers = dict(part.named_buffers())
+    buffers["running_mean"].copy_(mean)
+    buffers["running_var"].copy_(var)
+    if isinstance(part, FamilyBatchNorm):
+        buffers["num_batches_tracked"].fill_(1)  # mark as updated, so that evaluation uses `running_var`
+
+
+class _Pass:
+    """The statistics of every layer in every batch of a pass, and the weights of the samples of the present batch."""
+
+    def __init__(self, n_parts: int):
+        self.seen: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(n_parts)]
+        self.weights: torch.Tensor | None = None
+
+
+@contextmanager
+def _batch_by_batch(parts: list[StatLayer]) -> Iterator[_Pass]:
+    """Let the layers normalize with the statistics of each batch."""
+    estimates = _Pass(len(parts))
+
+    def use_batch(number: int, part: StatLayer, inputs: tuple[torch.Tensor, ...]) -> None:
+        statistics = batch_mean_var(inputs[0], estimates.weights)
+        _set_statistics(part, *statistics)
+        estimates.seen[number].append(statistics)
+
+    hooks = [part.register_forward_pre_hook(partial(use_batch, number)) for number, part in enumerate(parts)]
+    try:
+        yield estimates
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def _estimate(method: Method, parts: list[StatLayer], batches: Iterable[Batch], balanced: bool) -> None:
+    with _batch_by_batch(parts) as estimates:
+        for batch in batches:
+            estimates.weights = task_balanced_weights(batch.tasks) if balanced else None
+            method.net(method.augment.normalize(batch.images))
+    for part, seen in zip(parts, estimates.seen, strict=True):
+        if seen:  # some layers may not run
+            _set_statistics(part, *(torch.stack(values).mean(0) for values in zip(*seen, strict=True)))
+
+
+def task_balanced_weights(tasks: torch.Tensor) -> torch.Tensor:
+    """Return one weight per sample: all tasks in the batch weigh the same, and so do the samples of a task."""
+    _, members, counts = tasks.unique(return_inverse=True, return_counts=True)
+    return 1 / (len(counts) * counts[members]).double()
+
+
+def buffered(method: Method) -> Iterator[Batch]:
+    """Yield all samples of the buffer in random order."""
+    buffer = method.buffer
+    assert buffer is not None
+    slots = buffer.sample_slots(len(buffer), generator(method.config.seed, "eval_statistics"))
+    for start in range(0, len(slots), EVALUATION_BATCH):
+        some = slots[start : start + EVALUATION_BATCH]
+        yield buffer.gather(some, *send_together([some], buffer.labels.device))
+
+
+def in_test_order(method: Method, batches: Iterator[Batch], *place: int) -> Iterator[Batch]:
+    """Return a task's batches, in random order if they are normalized with their own statistics."""
+    if chosen(method) != "batch":
+        return batches
+    data = concatenated(list(batches))
+    order = generator(method.config.seed, "test_order", *place).permutation(len(data))
+    return chunks(index_batch(data, order, to_device(order, data.labels.device)), EVALUATION_BATCH)

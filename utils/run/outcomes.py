@@ -1,0 +1,83 @@
+"""Outcomes that a run measures on request, beside its accuracies. They change no other number of its record.
+
+--final_statistics    the final network, evaluated with other normalization statistics than its own:
+    running    the running statistics that training has left: the record's own result
+    buffer     one pass over the buffer
+    balanced   one pass over the buffer, in which all tasks have the same weight
+    train      one pass over 5,000 images drawn from the training data of all tasks
+    last_task  one pass over up to 5,000 images drawn from the training data of the last task
+--late_evaluations N  mean and standard deviation of FAA over the last N evaluations of the last task, one every 50
+                      steps, the end of the run included
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from statistics import fmean, stdev
+from typing import Any
+
+from models.method import Method
+from utils.data.random import generator
+from utils.data.stream import Stream, chunks, concatenated, index_batch
+from utils.device import to_device
+from utils.run.eval_statistics import EVALUATION_BATCH, buffered, chosen, has_statistics, statistics_of
+from utils.run.evaluation import accuracies
+from utils.step import Batch
+
+LATE_EVERY = 50  # steps between two late evaluations
+DRAWN_IMAGES = 5000
+
+Accuracies = dict[str, list[float]]  # setting -> accuracy on every task
+
+
+def final_statistics(method: Method, stream: Stream, results: Accuracies) -> dict[str, dict[str, list[float] | None]]:
+    """Return the accuracies of the final network by setting and kind of statistics; None where there are none.
+
+    Args:
+        results: the accuracies after the last task, as the run's own evaluation found them.
+    """
+    kinds: dict[str, Accuracies | None] = dict.fromkeys(("running", "buffer", "balanced", "train", "last_task"))
+    tasks, trained = range(stream.spec.n_tasks), range(len(stream.train_sizes))
+    method.net.eval()
+    if has_statistics(method.net):
+        own = chosen(method) == "running"
+        kinds["running"] = results if own else accuracies(method, stream, tasks, "running")
+        passes = {
+            "train": (lambda: drawn_images(method, stream, trained), False),
+            "last_task": (lambda: drawn_images(method, stream, trained[-1:]), False),
+        }
+        if method.buffer is not None and len(method.buffer):
+            passes |= {"buffer": (lambda: buffered(method), False), "balanced": (lambda: buffered(method), True)}
+        for kind, (batches, balanced) in passes.items():
+            with statistics_of(method, batches(), balanced=balanced):
+                kinds[kind] = accuracies(method, stream, tasks, "running")
+    return {
+        setting: {kind: None if values is None else values[setting] for kind, values in kinds.items()}
+        for setting in results
+    }
+
+
+def drawn_images(method: Method, stream: Stream, tasks: Sequence[int]) -> Iterator[Batch]:
+    """Yield training images of these tasks in batches: each task's share of 5,000, all in one drawn order."""
+    sizes = [stream.train_sizes[task] for task in tasks]
+    parts = []
+    for task, size in zip(tasks, sizes, strict=True):
+        count = min(size, round(DRAWN_IMAGES * size / sum(sizes)))
+        n_batches = -(-count // method.config.batch_size)
+        data = concatenated(list(islice(stream.batches(task, 0, 0), n_batches)))
+        parts.append(next(chunks(data, count)))
+    data = concatenated(parts)
+    order = generator(method.config.seed, "final_statistics").permutation(len(data))
+    return chunks(index_batch(data, order, to_device(order, data.labels.device)), EVALUATION_BATCH)
+
+
+def is_late(remaining_steps: int, late_evaluations: int) -> bool:
+    """Return whether the network is evaluated this many steps before the end of the last task."""
+    return remaining_steps > 0 and remaining_steps % LATE_EVERY == 0 and remaining_steps < LATE_EVERY * late_evaluations
+
+
+def late_summary(values: Sequence[float]) -> dict[str, Any]:
+    """Return the record's entry for the accuracies of the late evaluations, the last one at the end of the run."""
+    spread = stdev(values) if len(values) > 1 else None
+    return {"count": len(values), "mean": fmean(values), "std": spread, "values": list(values)}

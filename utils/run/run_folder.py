@@ -1,0 +1,154 @@
+"""The folder of a run: who may write there, whether its record can be reused, and where an interrupted run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from utils.config.resolve import Config
+from utils.console import log
+from utils.data.stream import StreamSpec
+from utils.errors import RunFailed, UsageError
+from utils.files import RunLocked, folder_lock, write_json
+from utils.run.checkpoints import Checkpoints
+from utils.run.code_digest import changed_files, shortened
+from utils.run.identity import run_folder, run_identity
+from utils.run.records import BadRecord, make_record, plain, provenance_text, read_record
+
+
+def missing_outcomes(options: dict[str, Any], record: dict[str, Any], folder: Path) -> list[str]:
+    """Return the flags of the outcomes that these options ask for and a finished run lacks."""
+    missing = []
+    if probes := options.get("probe"):
+        from utils.run.probes import has_recording
+
+        missing = [f"--probe {name}" for name in probes if not has_recording(folder, name, record)]
+    lacks_statistics = not all("final_statistics" in result for result in record["results"].values())
+    if options.get("final_statistics") and lacks_statistics:
+        missing.append("--final_statistics")
+    if options.get("late_evaluations", 0) > record["config"].get("late_evaluations", 0):
+        missing.append(f"--late_evaluations {options['late_evaluations']}")
+    if options.get("save_model") and not (folder / "model.safetensors").exists():
+        missing.append("--save_model")
+    return missing
+
+
+class RunFolder:
+    """results/runs/<name>/ with config.json, metrics.jsonl, record.json and what else the run leaves.
+
+    Checkpoints go only after the record of a finished run is written. `--rerun` keeps the record of a finished run as
+    record.old.json and starts from the beginning; without a record.json, the plain command resumes it.
+    """
+
+    def __init__(self, config: Config, spec: StreamSpec, sources: dict[str, str]):
+        self.config, self.sources = config, sources
+        self.identity = run_identity(config, spec)
+        self.path = run_folder(config, spec)
+        self.name = self.path.name
+        self.record_path = self.path / "record.json"
+        self.log_path = self.path / "metrics.jsonl"
+        self.model_path = self.path / "model.safetensors"
+        self.checkpoints = Checkpoints(self.path, self.identity, sources, config.checkpoint_every)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Create the folder and hold its lock; raise RunLocked if another process has it."""
+        with ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(folder_lock(self.path))
+            except OSError as error:
+                raise UsageError(f"cannot write to {self.path}: {error.strerror}; set --results_path") from error
+            except RunLocked as error:
+                raise RunLocked(f"{self.name} is being run by {error}") from None
+            yield
+
+    def finished_record(self) -> dict[str, Any] | None:
+        """Return the record if the run is finished and the record can be trusted."""
+        try:
+            record = read_record(self.record_path)
+            if record is not None and record["identity"] != self.identity:
+                raise BadRecord("it is of another run")
+        except BadRecord as error:
+            if self.config.rerun:
+                return None
+            raise UsageError(f"{self.record_path} cannot be trusted: {error}; --rerun trains again") from None
+        return record if record and record["status"] == "finished" else None
+
+    def reuse_finished_record(self) -> dict[str, Any] | None:
+        """Return the record of a finished run, or None if it must be trained.
+
+        Raises UsageError if the code has changed since, or if the record lacks an outcome that is asked for.
+        """
+        record = None if self.config.rerun else self.finished_record()
+        if record is None:
+            return None
+        provenance = provenance_text(record)
+        changed = changed_files(record["sources"], self.sources)
+        if changed and not self.config.accept_changed_code:
+            raise UsageError(
+                f"this run was finished {provenance} by code that has changed since: {shortened(changed)}; "
+                "--rerun trains it again, --accept_changed_code takes the old number"
+            )
+        if missing := missing_outcomes(self.config.values(), record, self.path):
+            raise UsageError(f"this run was finished {provenance} without {', '.join(missing)}; add --rerun")
+        log.info(f"finished {provenance}, not trained again")
+        if changed:
+            log.info(f"by code that has changed since: {shortened(changed)}")
+        if self.checkpoints.paths():  # killed after its record was written
+            with suppress(RunLocked, UsageError, OSError), self.lock():
+                if self.finished_record() is not None:
+                    self.checkpoints.remove()
+        return record
+
+    def resume_or_reset(self) -> dict[str, Any] | None:
+        """Return the state of the checkpoint to resume from, or None to start from the beginning.
+
+        `--rerun` removes the checkpoints before it renames the record: killed in between, it leaves a finished run.
+        """
+        state = None
+        if self.config.rerun:
+            self.checkpoints.remove()
+            if self.finished_record() is not None:
+                self.record_path.replace(self.path / "record.old.json")
+        else:
+            state = self.checkpoints.load(accept_changed_code=self.config.accept_changed_code)
+        if state is not None and (unrecorded := self._unrecorded(state)):
+            log.info(f"starts over: its checkpoint has not recorded {', '.join(unrecorded)}")
+            self.checkpoints.remove()
+            state = None
+        if state is not None:
+            log.info(f"goes on from step {self.checkpoints.last_step}")
+        self.record_path.unlink(missing_ok=True)  # of a run that failed, or damaged
+        write_json(self.path / "config.json", plain(self.config))
+        return state
+
+    def _unrecorded(self, state: dict[str, Any]) -> list[str]:
+        """Return the names of the outcomes that a run resumed from this state would lack."""
+        missing = []
+        if self.config.probe:
+            from utils.run.probes import PROBES
+
+            missing = [name for name in self.config.probe if PROBES[name].__name__ not in state["observers"]]
+        if self.config.late_evaluations > state["late_evaluations"]:
+            missing.append("late_evaluations")
+        return missing
+
+    def write_record(self, status: str, outcome: dict[str, Any], spec: StreamSpec) -> dict[str, Any]:
+        """Write and return the record; remove the checkpoints of a finished run."""
+        if self.checkpoints.code_changes:
+            outcome = outcome | {"code_changes": self.checkpoints.code_changes}
+        record = make_record(self.name, self.identity, self.sources, self.config, spec, status, outcome)
+        try:
+            write_json(self.record_path, record)
+        except OSError as error:
+            if status == "finished":
+                raise RunFailed(
+                    f"cannot write {self.record_path}: {error.strerror}; make room and give the command again"
+                ) from error
+            record["reason"] += f" (and no room for a record: {error.strerror})"
+        if status == "finished":
+            self.checkpoints.remove()
+        return record

@@ -1,0 +1,258 @@
+"""The paper's statements as data, and what runs say of them.
+
+A statement has cells, each a comparison such as AdaB2N minus BN. The cells of a seed are averaged first; the verdict is
+about the mean over seeds and its 95 % t-interval:
+
+    holds           the interval lies above zero (of an "alike" statement: within its margin)
+    does not hold   it lies below zero (outside the margin)
+    inconclusive    neither, or fewer than two seeds
+
+A statement about every benchmark needs all means above zero, and does not hold if one cell's own interval lies below
+it. That interval allows for the number of cells (Bonferroni): of many cells without a difference, one often lies below
+zero by chance. If some cells have three seeds or more, cells with fewer are left out of the mean, but a statement about
+every benchmark needs theirs above zero too. Cells without runs are counted and named; no verdict is about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from utils.studies.compare import CONFIDENCE, Paired, averaged, values_by_seed
+from utils.studies.plans import (
+    CLASS_IL,
+    JOINT,
+    LEARNED,
+    METHODS,
+    ONLINE,
+    SETTINGS,
+    TASK_IL,
+    Comparison,
+    Experiment,
+    Flags,
+    faa,
+    places,
+    title_of,
+)
+from utils.studies.presets import Preset
+from utils.studies.selection import Selection
+
+HOLDS, FAILS, OPEN, NO_RUNS = "holds", "does not hold", "inconclusive", "no runs"
+ENOUGH = 3  # seeds: as many as the paper has
+FORGETTING = ("results", TASK_IL, "metrics", "forgetting_as_published")
+
+NamedCells = Iterator[tuple[str, Comparison]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    id: str
+    statement: str
+    source: str  # where the paper says so, or that it is our question
+    cells: Callable[[Preset], NamedCells]
+    every: bool = False  # whether it is about every cell, not about their average
+    alike: float | None = None  # points within which it calls two things alike; the margin is ours
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+def minus(first: Experiment, second: Experiment, metric: tuple[str, ...]) -> Comparison:
+    return Comparison(((1, first), (-1, second)), metric)
+
+
+def _name(preset: Preset, model: str, key: str, buffer: int) -> str:
+    return f"{METHODS[model]}, {preset.data[key].title}, M = {buffer}"
+
+
+def online(preset: Preset, first: str, second: str, metric: tuple[str, ...], flags: Flags = ()) -> NamedCells:
+    """Yield one norm minus another, with both online methods, on every data set and buffer size."""
+    for model in ONLINE:
+        for key in ("cifar10", "cifar100", "miniimg"):
+            for buffer in preset.data[key].buffers if key in preset.data else ():
+                ours, theirs = (Experiment(model, norm, key, buffer, flags) for norm in (first, second))
+                yield _name(preset, model, key, buffer), minus(ours, theirs, metric)
+
+
+def gain_of_gains(preset: Preset, flags: Flags) -> NamedCells:
+    """Yield AdaB2N's gain over BN with these flags minus that without them, Class-IL."""
+    without = dict(online(preset, "adab2n", "bn", faa(CLASS_IL)))
+    for name, gain in online(preset, "adab2n", "bn", faa(CLASS_IL), flags):
+        yield name, Comparison((*gain.terms, *without[name].negated.terms), gain.metric)
+
+
+def range_of_kappa_and_lambda(preset: Preset) -> NamedCells:
+    data = preset.data["cifar100"]
+    bn = Experiment("derpp", "bn", "cifar100", data.buffers[0])
+    for kappa in preset.kappas:
+        for lambd in data.lambdas:
+            flags = (("kappa", kappa), ("lambd", lambd))
+            ours = Experiment("derpp", "adab2n", "cifar100", data.buffers[0], flags)
+            yield f"κ = {kappa:g}, λ = {lambd:g}", minus(ours, bn, faa(CLASS_IL))
+
+
+def less_forgetting(preset: Preset) -> NamedCells:
+    for norm in ("bn", "cn"):
+        for name, comparison in online(preset, norm, "adab2n", FORGETTING):
+            yield f"{name}, {title_of(norm)}", comparison
+
+
+def without_replay(preset: Preset, model: str, norms: tuple[str, ...]) -> NamedCells:
+    """Yield AdaB2N minus other norms as in Table 8."""
+    for key in ("cifar10", "cifar100-10"):
+        for norm in norms if key in preset.data else ():
+            for setting, title in SETTINGS.items():
+                ours, theirs = (Experiment(model, name, key) for name in ("adab2n", norm))
+                yield f"{preset.data[key].title}, {title}, {title_of(norm)}", minus(ours, theirs, faa(setting))
+
+
+def bn_above_in_joint_training(preset: Preset) -> NamedCells:
+    for name, comparison in without_replay(preset, "joint", ("bn",)):
+        yield name, comparison.negated
+
+
+def offline(preset: Preset, first: str, second: str) -> NamedCells:
+    key = "miniimg" if "miniimg" in preset.data else "offline"
+    flags = (("scenario", "offline"), *preset.offline.items())
+    for model in METHODS:
+        for setting, title in SETTINGS.items():
+            buffer = preset.data[key].buffers[0]
+            ours, theirs = (Experiment(model, norm, key, buffer, flags) for norm in (first, second))
+            yield f"{METHODS[model]}, {title}", minus(ours, theirs, faa(setting))
+
+
+Variant = tuple[str, Flags]  # norm and further flags
+
+
+def studied(preset: Preset, first: Variant, second: Variant) -> NamedCells:
+    """Yield one variant minus another in Class-IL, with both online methods, where the studies are run."""
+    for model in ONLINE:
+        for key, buffer, _ in places(preset):
+            ours, theirs = (Experiment(model, norm, key, buffer, flags) for norm, flags in (first, second))
+            yield _name(preset, model, key, buffer), minus(ours, theirs, faa(CLASS_IL))
+
+
+# --- the statements, in the paper's order; then our questions ---------------------------------------------------------
+
+BN: Variant = ("bn", ())
+BN_JOINT: Variant = ("bn", JOINT)
+CN: Variant = ("cn", ())
+CN_LEARNED: Variant = ("cn", LEARNED)
+ADAB2N: Variant = ("adab2n", ())
+TABLE_2, TABLE_3, TABLE_4, TABLE_8 = "Sec. 5, Table 2", "Sec. 5, Table 3", "Sec. 5, Table 4", "App. C, Table 8"
+OURS = "our question"
+
+
+def cells(build: Callable[..., NamedCells], *arguments: Any) -> Callable[[Preset], NamedCells]:
+    return lambda preset: build(preset, *arguments)
+
+
+_CLAIMS = (
+    Claim("class-il", "AdaB²N is above BN in online Class-IL on every benchmark", TABLE_3,
+          cells(online, "adab2n", "bn", faa(CLASS_IL)), every=True),
+    Claim("task-il", "AdaB²N is above BN in online Task-IL on every benchmark", TABLE_2,
+          cells(online, "adab2n", "bn", faa(TASK_IL)), every=True),
+    Claim("above-cn", "AdaB²N is above CN in online Class-IL over a range of memory sizes", TABLE_3,
+          cells(online, "adab2n", "cn", faa(CLASS_IL)), every=True),
+    Claim("cn", "CN is moderately above BN in online Class-IL", TABLE_3, cells(online, "cn", "bn", faa(CLASS_IL))),
+    Claim("below-gn", "BN is above GN in online Class-IL", TABLE_3, cells(online, "bn", "gn", faa(CLASS_IL))),
+    Claim("below-ln", "BN is above LN in online Class-IL", TABLE_3, cells(online, "bn", "ln", faa(CLASS_IL))),
+    Claim("below-in", "BN is above IN in online Class-IL", TABLE_3, cells(online, "bn", "in", faa(CLASS_IL))),
+    Claim("batch-32", "AdaB²N's gain over BN grows with batches of 32", "Sec. 5, Fig. 2",
+          lambda preset: gain_of_gains(preset, (("batch_size", preset.large_batch),))),
+    Claim("ring", "AdaB²N's gain over BN is alike with reservoir and ring buffer", "App. C, Fig. 5",
+          cells(gain_of_gains, (("buffer_mode", "ring"),)), alike=2.0),
+    Claim("kappa-lambda", "AdaB²N improves on BN for a wide range of κ and λ", "Sec. 5, Fig. 3",
+          range_of_kappa_and_lambda, every=True),
+    Claim("forgetting", "AdaB²N forgets less than BN and CN in online Task-IL", "App. C, Table 11", less_forgetting),
+    Claim("fine-tuning", "Fine-tuned, AdaB²N is above BN and CN", TABLE_8, cells(without_replay, "sgd", ("bn", "cn"))),
+    Claim("joint-training", "Trained jointly, AdaB²N is not above BN: BN is above it", TABLE_8,
+          bn_above_in_joint_training),
+    Claim("offline", "AdaB²N is above BN offline, LiDER included, in most cases", TABLE_4,
+          cells(offline, "adab2n", "bn")),
+    Claim("offline-cn", "CN is below BN offline", TABLE_4, cells(offline, "bn", "cn")),
+    Claim("same-forward", "AdaB²N is above BN in the same joint forward, Class-IL", OURS,
+          cells(studied, ADAB2N, BN_JOINT)),
+    Claim("bn-joint", "BN gains from a joint forward, Class-IL", OURS, cells(studied, BN_JOINT, BN)),
+    Claim("cn-learned", "CN gains from learning its affine parameters, Class-IL", OURS,
+          cells(studied, CN_LEARNED, CN)),
+    Claim("above-cn-learned", "AdaB²N is above CN with learned affine parameters, Class-IL", OURS,
+          cells(studied, ADAB2N, CN_LEARNED)),
+)  # fmt: skip
+CLAIMS = {claim.id: claim for claim in _CLAIMS}
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    claim: Claim
+    paired: Paired  # averaged over `cells`
+    started: dict[str, Paired]  # the cells with at least one seed
+    cells: dict[str, Paired]  # of these, the cells with enough seeds
+    missing: tuple[str, ...]  # the cells without any
+
+    @property
+    def fewer(self) -> dict[str, Paired]:
+        """The cells that are left out of the mean because they have too few seeds."""
+        return {name: cell for name, cell in self.started.items() if name not in self.cells}
+
+    @property
+    def share(self) -> str:
+        return f"{len(self.cells)} of {len(self.started) + len(self.missing)}"
+
+    @property
+    def verdict(self) -> str:
+        if not self.cells:
+            return NO_RUNS
+        if self.paired.interval is None:
+            return OPEN
+        low, high = self.paired.interval
+        if (margin := self.claim.alike) is not None:
+            if -margin <= low and high <= margin:
+                return HOLDS
+            return FAILS if low > margin or high < -margin else OPEN
+        if self.paired.is_below or self.refuting:
+            return FAILS
+        return OPEN if (self.claim.every and self.against) or not self.paired.is_above else HOLDS
+
+    @property
+    def against(self) -> dict[str, Paired]:
+        """The cells whose mean is not above zero."""
+        return {name: cell for name, cell in self.started.items() if cell.mean is not None and cell.mean <= 0}
+
+    @property
+    def refuting(self) -> list[str]:
+        """The cells because of which a statement about every cell does not hold."""
+        if not self.claim.every:
+            return []
+        confidence = 1 - (1 - CONFIDENCE) / len(self.started)
+        return [name for name, cell in self.started.items() if (cell.interval_at(confidence) or (0, 0))[1] < 0]
+
+
+def judge(claim: Claim, selection: Selection) -> Verdict:
+    cells = {name: values_by_seed(cell, selection) for name, cell in claim.cells(selection.runs.preset)}
+    started = {name: Paired(tuple(values.values())) for name, values in cells.items() if values}
+    enough = min(ENOUGH, max((cell.n for cell in started.values()), default=0))
+    counted = {name: cell for name, cell in started.items() if cell.n >= enough}
+    return Verdict(
+        claim,
+        averaged([cells[name] for name in counted]),
+        started,
+        counted,
+        missing=tuple(name for name in cells if name not in started),
+    )
+
+
+HEAD = ("statement", "source", "verdict", "n", "mean difference", "95 % interval", "wins", "cells")
+
+
+def words(verdict: Verdict) -> tuple[str, ...]:
+    """Return the verdict as a row under HEAD."""
+    claim, paired = verdict.claim, verdict.paired
+    interval = "–" if paired.interval is None else f"[{paired.interval[0]:+.2f}, {paired.interval[1]:+.2f}]"
+    difference = "–" if paired.mean is None else f"{paired.mean:+.2f}"
+    wins = f"{paired.wins} of {paired.n}" if paired.n else "–"
+    return claim.statement, claim.source, verdict.verdict, str(paired.n), difference, interval, wins, verdict.share

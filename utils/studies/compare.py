@@ -1,0 +1,111 @@
+"""Comparisons of runs: sums of results with signs, paired by seed, and the interval of their mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any
+
+from utils.studies.plans import Comparison, Experiment
+from utils.studies.selection import Selection
+
+CONFIDENCE = 0.95
+
+
+Records = dict[int, dict[str, Any] | None]  # by seed, None where a run is not finished
+
+
+def records_by_seed(experiment: Experiment, selection: Selection) -> Records:
+    runs = selection.final(experiment)
+    if runs is None:
+        return dict.fromkeys(selection.seeds)
+    return {seed: selection.runs.record(run) for seed, run in zip(selection.seeds, runs, strict=True)}
+
+
+def values_by_seed(comparison: Comparison, selection: Selection) -> dict[int, float]:
+    """Return the comparison's value for every seed whose runs are all finished."""
+    return totals_by_seed(comparison, [records_by_seed(e, selection) for e in comparison.experiments])
+
+
+def totals_by_seed(comparison: Comparison, records: Sequence[Records]) -> dict[int, float]:
+    """Return the comparison's value by seed from the records of its experiments, each by seed."""
+    values = {}
+    for seed in records[0]:
+        value = comparison.total([metric_in(of_experiment[seed], comparison.metric) for of_experiment in records])
+        if value is not None:
+            values[seed] = value
+    return values
+
+
+def metric_in(record: Any, metric: tuple[str, ...]) -> float | None:
+    """Return the number at this path in a record, None without a record."""
+    for key in metric:
+        record = None if record is None else record[key]
+    return record
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Differences, one per seed; or means over several cells, one for every seed that any of them has."""
+
+    differences: tuple[float, ...]
+    pooled: tuple[float, float] | None = None  # mean and standard error, if the cells do not share all seeds
+
+    @property
+    def n(self) -> int:
+        return len(self.differences)
+
+    @property
+    def mean(self) -> float | None:
+        if self.pooled is not None:
+            return self.pooled[0]
+        return mean(self.differences) if self.differences else None
+
+    @property
+    def wins(self) -> int:
+        return sum(difference > 0 for difference in self.differences)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return self.interval_at(CONFIDENCE)
+
+    def interval_at(self, confidence: float) -> tuple[float, float] | None:
+        """Return the t-interval of the mean with n - 1 degrees of freedom, None for fewer than two differences."""
+        if self.n < 2:
+            return None
+        from scipy.stats import t
+
+        center, error = self.pooled or (mean(self.differences), stdev(self.differences) / math.sqrt(self.n))
+        low, high = t.interval(confidence, self.n - 1)
+        return center + low * error, center + high * error
+
+    @property
+    def is_above(self) -> bool:
+        return self.interval is not None and self.interval[0] > 0
+
+    @property
+    def is_below(self) -> bool:
+        return self.interval is not None and self.interval[1] < 0
+
+
+def averaged(cells: Sequence[dict[int, float]]) -> Paired:
+    """Return the mean over cells of differences by seed; a seed that a cell lacks still counts in the others.
+
+    Cells that share all seeds are averaged seed by seed. Otherwise the mean is that of the cells' means, and its
+    standard error is clustered by seed: with residuals e = d - mean of the cell, it is the root of the sum over seeds
+    of (sum over cells of e / (cells sqrt(n (n - 1))))^2, where n is the cell's number of seeds. For cells that share
+    all seeds this is the usual one.
+    """
+    seeds = sorted({seed for cell in cells for seed in cell})
+    if all(cell.keys() == set(seeds) for cell in cells) or any(len(cell) < 2 for cell in cells):
+        shared = [seed for seed in seeds if all(seed in cell for cell in cells)]
+        return Paired(tuple(mean(cell[seed] for cell in cells) for seed in shared))
+    by_seed = tuple(mean(cell[seed] for cell in cells if seed in cell) for seed in seeds)
+    means = [mean(cell.values()) for cell in cells]
+    clusters = dict.fromkeys(seeds, 0.0)
+    for cell, center in zip(cells, means, strict=True):
+        for seed, value in cell.items():
+            clusters[seed] += (value - center) / (len(cells) * math.sqrt(len(cell) * (len(cell) - 1)))
+    return Paired(by_seed, pooled=(mean(means), math.sqrt(sum(value**2 for value in clusters.values()))))

@@ -1,0 +1,1 @@
+"""Engines that train runs: on this machine, by Ray, or by Slurm."""

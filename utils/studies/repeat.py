@@ -1,0 +1,95 @@
+"""`repeat`: train recorded runs again, each from its own configuration, and compare every number."""
+
+from __future__ import annotations
+
+import random
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from utils.errors import UsageError
+from utils.run.records import BadRecord, provenance_text, read_record
+from utils.studies.display import Display
+from utils.studies.launchers.local import LocalEngine, visible_gpus
+from utils.studies.presets import PRESETS
+from utils.studies.runs import Run, Runs
+from utils.studies.sweep import sweep
+
+
+def repeat(arguments: Namespace) -> int:
+    """Train again into a new folder, so that no earlier repetition can be returned."""
+    records = finished_records(Path(arguments.records))
+    names = choose(list(records), arguments.runs, arguments.count)
+    folder = Path(arguments.results_path) / time.strftime("%Y%m%d-%H%M%S")
+    runs = Runs(PRESETS["paper"], str(folder), measured=folder)  # without the kept records, which are repeated
+    wanted = [repetition(records[name], folder, arguments) for name in names]
+    most_threads = max(threads(records[name]) for name in names)
+    engine = LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu, most_threads)
+    display = Display(len(wanted), 0, engine.slots, {name: records[name]["wall_seconds"] for name in names})
+    try:
+        outcome = sweep(wanted, runs, engine, retries=0, display=display)
+    finally:
+        display.close()
+    lines = [comparison_line(records[run.name], runs.record(run)) for run in wanted]
+    identical = sum(line.startswith("identical") for line in lines)
+    print(*lines, f"{identical} of {len(lines)} identical", sep="\n")
+    return outcome.exit_code or int(identical < len(lines))
+
+
+def finished_records(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the records of finished runs, by name."""
+    records = {}
+    for path in sorted(folder.glob("*/record.json")):
+        try:
+            record = read_record(path)
+        except BadRecord as error:
+            raise UsageError(f"{path}: {error}") from None
+        if record is not None and record["status"] == "finished":
+            records[record["run"]] = record
+    if not records:
+        raise UsageError(f"{folder} has no record of a finished run; set --records")
+    return records
+
+
+def choose(known: list[str], names: list[str], count: int) -> list[str]:
+    """Return the runs that are named, or a random choice, which is the same every time."""
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"no record of a finished run is called {unknown[0]}; see the folder of --records")
+    return list(dict.fromkeys(names)) or random.Random(0).sample(known, min(count, len(known)))
+
+
+def repetition(record: dict[str, Any], folder: Path, arguments: Namespace) -> Run:
+    """Return the run of a record's configuration below another results folder."""
+    name = record["run"]
+    options = {"config": Path(arguments.records) / name / "record.json", "results_path": folder}
+    options["num_threads"] = threads(record)  # which changes rounding, but not the name of a run
+    if arguments.base_path and "base_path" in record["config"]:
+        options["base_path"] = arguments.base_path
+    return Run(name, tuple(options.items()), folder / "runs" / name, record["steps"])
+
+
+def threads(record: dict[str, Any]) -> int:
+    return record["conditions"][0]["num_threads"]
+
+
+def comparison_line(record: dict[str, Any], repeated: dict[str, Any] | None) -> str:
+    """Compare all results and steps; show a difference by the final average accuracies."""
+    if repeated is None:
+        return f"not run    {record['run']}"
+    before, now = (f"{accuracies(each)} {provenance_text(each)} ({conditions(each)})" for each in (record, repeated))
+    same = (record["results"], record["steps"]) == (repeated["results"], repeated["steps"])
+    line = f"{'identical' if same else 'differs':9}  {record['run']}: {before}; repeated {now}"
+    if {each["device"] for each in record["conditions"]} != {each["device"] for each in repeated["conditions"]}:
+        line += "; note: another device or instruction set, which rounds differently"
+    return line
+
+
+def accuracies(record: dict[str, Any]) -> str:
+    return ", ".join(f"{setting} {result['metrics']['faa']}" for setting, result in record["results"].items())
+
+
+def conditions(record: dict[str, Any]) -> str:
+    """Return the device with its instruction set, threads and version of torch, in turn if a run was resumed."""
+    texts = (f"{each['device']}, {each['num_threads']} threads, torch {each['torch']}" for each in record["conditions"])
+    return ", then ".join(dict.fromkeys(texts))

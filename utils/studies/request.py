@@ -1,0 +1,103 @@
+"""Turn the arguments of a command into the plans and runs that it is about."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from utils.config.loop_options import seeds as parse_seeds
+from utils.config.plugins import load_plugins
+from utils.config.registry import MODELS as REGISTERED_MODELS
+from utils.config.registry import NORMS as REGISTERED_NORMS
+from utils.config.registry import close_matches
+from utils.errors import UsageError
+from utils.studies.confirm import CONFIRM
+from utils.studies.plans import NORMS, PLANS, Cell, Plan
+from utils.studies.presets import PRESETS, Preset
+from utils.studies.runs import Runs
+from utils.studies.selection import Selection
+from utils.studies.study import STUDIES, TomlStudy, named_plugins, read_study
+
+
+def set_up(arguments: Namespace) -> tuple[list[Plan], Selection]:
+    """Return the plans that a command names, and the selection of their runs."""
+    if any(id.endswith(".toml") for id in arguments.ids):
+        study = toml_study(arguments)
+        return list(study.plans().values()), selection_of(arguments, study.preset())
+    plans = chosen_plans(arguments.ids, PRESETS[arguments.preset])
+    if arguments.seeds and any(plan.seeds for plan in plans):
+        raise UsageError("confirm has seeds of its own, which docs/protocol.md names; remove --seeds")
+    return plans, selection_of(arguments)
+
+
+def toml_study(arguments: Namespace) -> TomlStudy:
+    """Return the study of the file that a command names in place of tables and figures."""
+    if len(arguments.ids) > 1 or arguments.preset != "paper" or arguments.select != "fixed":
+        raise UsageError("a study of one's own stands alone; remove other ids, --preset and --select")
+    path = Path(arguments.ids[0])
+    arguments.plugins = [*named_plugins(path), *arguments.plugins]
+    load_plugins(arguments.plugins)
+    return read_study(path)
+
+
+def chosen_plans(ids: list[str], preset: Preset) -> list[Plan]:
+    """Return the plans with these ids.
+
+    `all` are the paper's plans, `studies` the others, `confirm` those of docs/protocol.md. `core:cifar10` is the part
+    of a plan on that data.
+    """
+    families = {"all": PLANS, "studies": STUDIES, "confirm": CONFIRM}
+    plans = PLANS | STUDIES | CONFIRM
+    chosen: dict[tuple[str, str], Plan] = {}
+    for word in ids:
+        id, _, data = word.partition(":")
+        if id not in {*families, *plans}:
+            known = ", ".join([*families, *plans])
+            raise UsageError(f"unknown table, figure or study {id!r}{close_matches(id, list(plans))} All: {known}")
+        if data and data not in preset.data:
+            raise UsageError(f"{word}: preset {preset.name} has no data {data!r}; it has {', '.join(preset.data)}")
+        for plan in families[id].values() if id in families else [plans[id]]:
+            if missing := {cell.experiment.data for cell in plan.cells(preset)} - preset.data.keys():
+                raise UsageError(f"{plan.id}: preset {preset.name} has no data {min(missing)!r}; try --preset narrow")
+            chosen[plan.id, data] = part_of(plan, data) if data else plan
+    return list(chosen.values())
+
+
+def part_of(plan: Plan, data: str) -> Plan:
+    """Return the plan with only its cells on this data."""
+
+    def cells(preset: Preset) -> Iterator[Cell]:
+        return (cell for cell in plan.cells(preset) if cell.experiment.data == data)
+
+    return replace(plan, cells=cells)
+
+
+def with_also(preset: Preset, also: str | None) -> Preset:
+    """Return the preset with further norms and methods, separated by commas, a row each."""
+    names = tuple(also.split(",")) if also else ()
+    models = tuple(name for name in names if name in REGISTERED_MODELS.names())
+    norms = tuple(name for name in names if name not in models)
+    for name in norms:
+        REGISTERED_NORMS.get(name)  # raises if there is none of that name
+    return replace(
+        preset,
+        also=tuple(norm for norm in norms if norm not in NORMS),
+        also_models=tuple(model for model in models if model not in ("er_ace", "derpp")),
+    )
+
+
+def selection_of(arguments: Namespace, preset: Preset | None = None) -> Selection:
+    """Return the selection of runs of a preset, by default of the one that the arguments name."""
+    load_plugins(arguments.plugins)
+    preset = preset or with_also(PRESETS[arguments.preset], arguments.also)
+    if preset.needs_base_path and not arguments.base_path:
+        raise UsageError(f"--preset {preset.name} needs --base_path, a folder of images as seq-folder reads it")
+    try:
+        seeds = parse_seeds(arguments.seeds) if arguments.seeds else preset.seeds
+    except ArgumentTypeError as error:
+        raise UsageError(f"--seeds {error}") from None
+    threads = getattr(arguments, "num_threads", 1)
+    runs = Runs(preset, arguments.results_path, arguments.base_path, tuple(arguments.plugins), threads)
+    return Selection(arguments.select, runs, seeds)

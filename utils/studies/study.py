@@ -1,0 +1,261 @@
+"""Studies as TOML files: what varies, what the rows and columns of the table are, and what is compared.
+
+    title = "Which norm for replay?"
+    seeds = [0, 1]
+    rows = ["model", "norm"]            # a row for every combination of these
+    columns = ["buffer_size"]           # the rest of what varies; optional if rows names everything
+    metrics = ["class_il_faa", "task_il_faa"]
+    compare = { norm = "bn" }           # a second table: every row minus the one with this value
+    plugins = ["mine"]                  # plug-in folders, relative to the file; or --plugins
+
+    [common]                            # flags of every run
+    dataset = "seq-digits"
+
+    [vary]                              # any flag, with its values
+    model = ["er", "derpp"]
+    norm = ["bn", "gn", "adab2n"]
+    buffer_size = [50, 200]
+
+    [[with]]                            # further flags where these hold
+    when = { norm = "gn" }
+    flags = { groups = 8 }
+
+Combinations of flags that are no grid are variants. They vary under the name `variant`, in rows or columns; one with a
+baseline stands for the difference to it:
+
+    [[variant]]
+    name = "BN, joint over separate"
+    flags = { norm = "bn", replay_forward = "joint" }
+    baseline = { norm = "bn", replay_forward = "separate" }
+
+A study becomes a preset and plans, so that launchers, resuming, status and reports work as for the paper's tables. The
+studies in `builtin` use a preset's data sets (`data`, with the smaller buffer of each) instead of their own.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from utils.config.loop_options import LARGEST_SEED
+from utils.config.parser import parse
+from utils.config.registry import close_matches
+from utils.config.resolve import resolve
+from utils.errors import UsageError
+from utils.studies.plans import METHODS, SETTINGS, Cell, Experiment, Plan, title_of
+from utils.studies.presets import Preset, PresetDataset
+from utils.tables import METRICS, TITLES
+
+KEYS = {"title", "seeds", "rows", "columns", "metrics", "compare", "plugins", "common", "vary", "variant", "with"}
+OWN_DATA = "study"  # the key of the data set of a study that names its own
+PAIRED = "Differences in percentage points, paired by seed."
+
+Values = dict[str, Any]
+
+
+class TomlStudy:
+    """A study as its file describes it. `content` is valid: `read_study` checks it."""
+
+    def __init__(self, path: Path, content: Values):
+        self.path = path
+        self.title: str = str(content.get("title", path.stem))
+        self.note: str = content.get("note", "")
+        self.first_seed_only: bool = content.get("first_seed_only", False)
+        self.seeds: tuple[int, ...] = tuple(content.get("seeds", [0]))
+        self.data: list[str] = content.get("data", [])  # of a preset; empty if the flags name a data set
+        self.common: Values = content.get("common", {})
+        self.vary: dict[str, list[Any]] = content.get("vary", {})
+        self.further: list[dict[str, Values]] = content.get("with", [])
+        self.variants: dict[str, Values] = {variant["name"]: variant for variant in content.get("variant", [])}
+        self.compare: Values = content.get("compare", {})
+        self.metrics: list[str] = content.get("metrics", ["class_il_faa", "task_il_faa"])
+        self.titles: dict[str, str] = content.get("titles", {})
+        varying = [*self.vary, *(["variant"] if self.variants else [])]
+        self.rows: list[str] = content.get("rows", varying[:1] if "columns" in content else varying)
+        self.columns: list[str] = content.get("columns", [name for name in varying if name not in self.rows])
+        self.row: str = content.get("row", " w/ ".join(f"{{{name}}}" for name in self.rows))
+
+    def preset(self) -> Preset:
+        title = str(self.common.get("dataset", "all data sets"))
+        return Preset(
+            name=self.path.stem, help=self.title, seeds=self.seeds, kappas=(), differs="A study of one's own.",
+            data={OWN_DATA: PresetDataset(title, {}, (), ())},
+        )  # fmt: skip
+
+    def plans(self) -> dict[str, Plan]:
+        id = self.path.stem
+        plans = {id: Plan(id, self.title, self.cells, self.note, first_seed_only=self.first_seed_only)}
+        for name, value in self.compare.items():
+            title = f"{self.title}: differences to {name} = {self._text(name, value)}"
+            plans[f"{id}-gains"] = Plan(f"{id}-gains", title, partial(self.cells, gains=True), PAIRED)
+        return plans
+
+    def cells(self, preset: Preset, *, gains: bool = False) -> Iterator[Cell]:
+        """Yield a cell for every combination and metric; with `gains`, the differences that `compare` asks for."""
+        values = self.vary | {"variant": list(self.variants), "data": self.data or [OWN_DATA]}
+        if self.data and "norm" in self.vary:
+            values["norm"] = [*self.vary["norm"], *preset.also]
+        names = list(dict.fromkeys([*self.rows, *(name for name in self.columns if name in values), "data"]))
+        for combination in product(*(values[name] for name in names)):
+            point = dict(zip(names, combination, strict=True))
+            baseline = None
+            if gains:
+                if self.compare.items() <= point.items():
+                    continue
+                baseline = self._experiment(point | self.compare, preset)
+            elif "baseline" in self.variants.get(point.get("variant", ""), {}):
+                baseline = self._experiment(point, preset, "baseline")
+            for name in self.metrics:
+                yield self._cell(point, name, self._experiment(point, preset), baseline, preset)
+
+    def _cell(
+        self, point: Values, metric_name: str, experiment: Experiment, baseline: Experiment | None, preset: Preset
+    ) -> Cell:
+        setting, metric = _known_metrics()[metric_name]
+        data = preset.data[experiment.data].title if self.data else ""
+        texts = {name: self._text(name, value) for name, value in point.items()} | {
+            "data": f"{data}, M = {experiment.buffer}" if data else "",
+            "setting": TITLES[setting],
+            "metric": self.titles.get(metric, METRICS[metric]),
+        }
+        columns = self.columns if self.data else [*self.columns, "setting", "metric"]
+        column = tuple(f"{name} = {texts[name]}" if name in self.vary else texts[name] for name in columns)
+        group = texts[self.rows[0]] if len(self.rows) > 1 else "" if "data" in columns else texts["data"]
+        path = ("results", setting, "metrics", metric)
+        return Cell(group, self.row.format(**texts), column, experiment, path, baseline=baseline)
+
+    def _experiment(self, point: Values, preset: Preset, variant_flags: str = "flags") -> Experiment:
+        flags = self.common | {name: point[name] for name in self.vary}
+        if self.variants:
+            flags |= self.variants[point["variant"]][variant_flags]
+        for part in self.further:
+            if part["when"].items() <= flags.items():
+                flags |= part["flags"]
+        if "model" not in flags:
+            raise UsageError("no model; put one under [common], or several under [vary]")
+        rest = tuple(
+            (name, getattr(preset, name) if value == "preset" else flag_value(name, value))
+            for name, value in flags.items()
+            if name not in ("model", "norm")
+        )
+        buffer = preset.data[point["data"]].buffers[0] if self.data else None
+        return Experiment(flags["model"], flags.get("norm", "bn"), point["data"], buffer, rest)
+
+    @staticmethod
+    def _text(name: str, value: Any) -> str:
+        return str({"model": METHODS, "norm": {value: title_of(value)}}.get(name, {}).get(value, value))
+
+
+@cache
+def _known_metrics() -> dict[str, tuple[str, str]]:
+    return {f"{setting}_{metric}": (setting, metric) for setting in (*SETTINGS, "domain_il") for metric in METRICS}
+
+
+@cache
+def _parsed(word: str) -> Values:
+    return parse([word])
+
+
+def flag_value(name: str, value: Any) -> Any:
+    """Return a flag's value as the command line reads it."""
+    if value is True:
+        return _parsed(f"--{name}")[name]
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return _parsed(f"--{name}={text}")[name]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _content(path: Path) -> Values:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read the study {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no TOML file: {error}") from None
+
+
+def named_plugins(path: Path) -> list[str]:
+    """Return the plug-ins that the file names, folders as absolute paths. Its flags are checked after loading them."""
+    names = _content(path).get("plugins", [])
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise UsageError(f"{path}: plugins must be a list of folders or modules")
+    return [str((path.parent / name).resolve()) if (path.parent / name).is_dir() else name for name in names]
+
+
+def read_study(path: Path) -> TomlStudy:
+    content = _content(path)
+    try:
+        _check(content)
+        study = TomlStudy(path, content)
+        varying = [*study.vary, *(["variant"] if study.variants else [])]
+        if sorted([*study.rows, *study.columns]) != sorted(varying):
+            raise UsageError(f"rows and columns together must be what varies, each once: {', '.join(varying)}")
+        for plan in study.plans().values():  # mistakes in flags show before anything runs
+            for cell in plan.cells(study.preset()):
+                for experiment in cell.comparison.experiments:
+                    resolve(dict(experiment.flags) | {"model": experiment.model, "norm": experiment.norm})
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return study
+
+
+def _check(content: Values) -> None:
+    """Raise a UsageError if a key is unknown or its value has another form than it must have."""
+    for name in content:
+        if name not in KEYS:
+            raise UsageError(f"unknown key {name!r}{close_matches(name, sorted(KEYS))}")
+    vary, common = (content.get(name, {}) for name in ("vary", "common"))
+    if not (isinstance(vary, dict) and isinstance(common, dict)):
+        raise UsageError("[vary] and [common] must be tables of flags")
+    for name, values in vary.items():
+        if not isinstance(values, list) or not values:
+            raise UsageError(f"vary.{name} must be a list of values, such as [1, 2]")
+        if name in common:
+            raise UsageError(f"{name} stands under [common] and under [vary]")
+    variants = _tables(content, "variant", {"name": str, "flags": dict}, {"baseline": dict})
+    _tables(content, "with", {"when": dict, "flags": dict})
+    if not vary and not variants:
+        raise UsageError("nothing varies; put flags with lists of values under [vary], or write [[variant]]")
+    if len({variant["name"] for variant in variants}) < len(variants) or "variant" in vary:
+        raise UsageError("every [[variant]] needs a name of its own")
+    for key in ("rows", "columns", "metrics"):
+        if not all(isinstance(name, str) for name in content.get(key, [])):
+            raise UsageError(f"{key} must be a list of names")
+    for name in content.get("metrics", []):
+        if name not in (known := _known_metrics()):
+            raise UsageError(f"unknown metric {name!r}{close_matches(name, list(known))} Known: {', '.join(known)}")
+    seeds = content.get("seeds", [0])
+    whole = isinstance(seeds, list) and seeds and all(type(v) is int and 0 <= v <= LARGEST_SEED for v in seeds)
+    if not whole or len(set(seeds)) < len(seeds):
+        raise UsageError(f"seeds must be different whole numbers such as [0, 1, 2], up to {LARGEST_SEED}")
+    compare = content.get("compare", {})
+    if not isinstance(compare, dict) or len(compare) > 1:
+        raise UsageError('compare must name one thing that varies and its value, such as { norm = "bn" }')
+    for name, value in compare.items():
+        if value not in (vary | {"variant": [variant["name"] for variant in variants]}).get(name, []):
+            raise UsageError(f"compare: {name} = {value!r} is not among what varies")
+
+
+def _tables(content: Values, key: str, needed: Values, optional: Values | None = None) -> list[Values]:
+    """Return an array of tables, each with these keys of these types."""
+    tables = content.get(key, [])
+    types = needed | (optional or {})
+    for table in tables if isinstance(tables, list) else [{}]:
+        known = isinstance(table, dict) and needed.keys() <= table.keys() <= types.keys()
+        if not (known and all(isinstance(value, types[name]) for name, value in table.items())):
+            raise UsageError(f"every [[{key}]] needs {' and '.join(needed)}")
+    return tables
+
+
+BUILTIN = Path(__file__).with_name("builtin")
+_IDS = ("core", "batching", "cn-affine", "parts", "switches", "kappa-lambda", "divergence", "anytime", "weights")
+STUDIES: dict[str, Plan] = {}
+for _id in _IDS:
+    _path = BUILTIN / f"{_id}.toml"
+    STUDIES |= TomlStudy(_path, _content(_path)).plans()

@@ -1,0 +1,143 @@
+"""Run a list of runs with an engine until each is done or has failed for good.
+
+Every decision is here: what counts as done, what is tried again, when to stop. Engines only start runs, report their
+exit codes, and stop what still runs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from utils.run.signals import Signals
+from utils.studies.display import Display
+from utils.studies.runs import Run, Runs
+
+USAGE, LOCKED = 2, 3  # exit codes of main.py: bad usage, and a run that another process has
+LOCK_WAIT_SECONDS = 2.0  # before a run that another process has is tried again
+DISAGREES = "trained again for a missing outcome, it has other results than record.old.json, its earlier record"
+
+
+class Engine(Protocol):
+    slots: int
+
+    def start(self, run: Run) -> None: ...
+
+    def finished(self, timeout: float) -> Sequence[tuple[str, int | None]]:
+        """Return names and exit codes of runs that have ended; None for a run that was lost with its worker."""
+
+    def close(self) -> None:
+        """Stop what still runs after a checkpoint, wait for it, and release what the engine holds."""
+
+
+@dataclass
+class Outcome:
+    done: list[str] = field(default_factory=list)  # in this sweep
+    failed: dict[str, str] = field(default_factory=dict)  # reason by name
+    stopped_by: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.stopped_by if self.stopped_by else int(bool(self.failed))
+
+
+def sweep(wanted: list[Run], runs: Runs, engine: Engine, *, retries: int, display: Display) -> Outcome:
+    """Run what is wanted and close the engine.
+
+    The first SIGINT or SIGTERM stops all runs after a checkpoint; a second SIGINT ends the process without waiting.
+    """
+    return Sweep(wanted, runs, engine, retries, display).run()
+
+
+class Sweep:
+    def __init__(self, wanted: list[Run], runs: Runs, engine: Engine, retries: int, display: Display):
+        self.runs, self.engine, self.retries, self.display = runs, engine, retries, display
+        self.waiting = {run.name: run for run in wanted}
+        self.not_before: dict[str, float] = {}  # when a waiting run may be started again
+        self.running: dict[str, Run] = {}
+        self.attempts: dict[str, int] = {}
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        with Signals() as signals, signals.held():
+            try:
+                while (self.waiting or self.running) and signals.received is None:
+                    self._start_runs()
+                    if not self.running:
+                        time.sleep(0.2)
+                    for name, code in self.engine.finished(timeout=0.5):
+                        self._end(self.running.pop(name), code)
+                    self.display.update(len(self.outcome.done), list(self.running.values()), self.outcome.failed)
+                if signals.received is not None:
+                    self.display.say(f"stopping: {len(self.running)} runs go on to their next checkpoint")
+            finally:
+                self.engine.close()
+        self.outcome.stopped_by = signals.received
+        self.outcome.done += [name for name, run in self.running.items() if self.runs.is_done(run)]
+        return self.outcome
+
+    def _start_runs(self) -> None:
+        for name, run in list(self.waiting.items()):
+            if len(self.running) == self.engine.slots:
+                return
+            if time.monotonic() < self.not_before.get(name, 0.0):
+                continue
+            del self.waiting[name]
+            if self.runs.is_done(run):  # another launcher was faster
+                self.outcome.done.append(name)
+                continue
+            try:
+                run.failure.unlink(missing_ok=True)
+                self.engine.start(run.as_rerun() if self.runs.lacks_outcomes(run) else run)
+                self.running[name] = run
+            except (OSError, EOFError) as error:  # a full disk, say, or a server of processes that was killed
+                self._retry_or_fail(run, f"cannot be started: {error}", self.retries)
+
+    def _end(self, run: Run, code: int | None) -> None:
+        record = self.runs.record(run) if self.runs.is_done(run) else None
+        if record is not None and agrees_with_old_record(run):
+            self.outcome.done.append(run.name)
+            self.display.done(run, record)
+        elif record is not None:
+            self._retry_or_fail(run, DISAGREES, retries=0)
+        elif code == LOCKED:
+            self.waiting[run.name] = run
+            self.not_before[run.name] = time.monotonic() + LOCK_WAIT_SECONDS
+        else:
+            reason = "ended unfinished" if code is None else f"exit code {code}"
+            self._retry_or_fail(run, reason, 0 if code == USAGE else self.retries)
+
+    def _retry_or_fail(self, run: Run, reason: str, retries: int) -> None:
+        attempt = self.attempts[run.name] = self.attempts.get(run.name, 0) + 1
+        if attempt <= retries:
+            self.display.say(f"{run.name}: {reason}; attempt {attempt + 1} of {retries + 1} resumes its checkpoint")
+            self.waiting[run.name] = run
+            return
+        self.outcome.failed[run.name] = reason
+        self.display.failed(run, reason, log_tail(run))
+        try:
+            run.failure.write_text(f"{reason}\n", encoding="utf-8")
+        except OSError as error:
+            self.display.say(f"warning: cannot write {run.failure} ({error.strerror}), which `status` reads")
+
+
+def agrees_with_old_record(run: Run) -> bool:
+    """Return whether a run that was trained again has the results of its earlier record; it may have more of them."""
+    old_path = run.folder / "record.old.json"
+    if not old_path.exists():
+        return True
+    old, new = (json.loads(path.read_bytes())["results"] for path in (old_path, run.folder / "record.json"))
+    return old.keys() == new.keys() and all(old[setting].items() <= new[setting].items() for setting in old)
+
+
+def log_tail(run: Run, count: int = 8) -> str:
+    """Return the last lines that a run printed."""
+    try:
+        text = run.log.read_bytes()[-8192:].decode(errors="replace")
+    except OSError:
+        return "  (it left no log)"
+    lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    return "\n".join(f"  {line}" for line in lines[-count:] or ["(it is empty)"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-PROGRAMS = ("make", "python", "python3", "pip", "adab2n")
+PROGRAMS = ("make", "python", "python3", "pip")
 SKIPPED = r"make test$|python3 -m venv|pip install"  # takes minutes, or sets up an environment that is there
 ADDED = {  # flags for commands with this beginning that need data or GPUs, or take long
     "python main.py --model derpp --norm adab2n --dataset seq-cifar100": "--dry_run",

@@ -6,7 +6,6 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, NoReturn
 
@@ -198,7 +197,6 @@ def help_text(argv: Sequence[str]) -> str:
 
 def build_parser(parts: Mapping[str, str] | None = None) -> argparse.ArgumentParser:
     """Return the parser of all flags or, for help, of the flags of these parts."""
-    program = Path(sys.argv[0]).name
     about = (
         f"Flags of {', '.join(parts.values())}. --help alone shows all flags."
         if parts
@@ -206,7 +204,7 @@ def build_parser(parts: Mapping[str, str] | None = None) -> argparse.ArgumentPar
         "scenario; --dry_run prints them. --help --model NAME --norm NAME shows the flags of these parts."
     )
     parser = _Parser(
-        usage=f"{program if program == 'adab2n' else 'main.py'} --model NAME --dataset NAME [--norm NAME] [more flags]",
+        usage="main.py --model NAME --dataset NAME [--norm NAME] [more flags]",
         description=about,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,

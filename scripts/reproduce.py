@@ -17,6 +17,7 @@ from utils.config.plugins import given_plugins
 from utils.errors import UsageError
 
 MANY = 10_000  # workers, jobs or attempts; more is a slip
+COUNT = integer(1, MANY)
 IDS = (
     "table2 ... fig7, or all (default); core ..., or studies; confirm-mnist ..., or confirm; core:cifar10 for one data "
     "set; or my_study.toml"
@@ -59,63 +60,46 @@ def parser() -> argparse.ArgumentParser:
 
 def add_plan_arguments(command: argparse.ArgumentParser, ids: str = IDS) -> None:
     """Add the arguments that say which runs a command is about."""
-    command.add_argument("ids", nargs="*", default=["all"], help=ids)
-    command.add_argument(
-        "--preset", default="paper", choices=["paper", "narrow", "cpu", "smoke"], help="at which scale (default paper)"
-    )
-    command.add_argument("--seeds", help="such as 0-4 or 0,1,2 (default: the preset's)")
-    command.add_argument(
-        "--select",
-        default="fixed",
-        choices=["fixed", "validation", "test"],
-        help="how kappa and lambda are chosen: our defaults, or a grid on held-out or on test data (default fixed)",
-    )
-    command.add_argument(
-        "--also", help="further norms and methods, separated by commas: rows in the tables of accuracies"
-    )
-    command.add_argument("--plugins", nargs="+", action="extend", help="folders or modules of your own, as in main.py")
-    command.add_argument("--base_path", help="folder with the data, as in main.py")
-    command.add_argument("--results_path", default="results", help="folder of runs and reports (default results)")
+    add = command.add_argument
+    add("ids", nargs="*", default=["all"], help=ids)
+    add("--preset", default="paper", choices=["paper", "narrow", "cpu", "smoke"], help="scale (default paper)")
+    add("--seeds", help="such as 0-4 or 0,1,2 (default: the preset's)")
+    text = "how kappa and lambda are chosen: our defaults, or a grid on held-out or on test data (default fixed)"
+    add("--select", default="fixed", choices=["fixed", "validation", "test"], help=text)
+    add("--also", help="further norms and methods, separated by commas: rows in the tables of accuracies")
+    add("--plugins", nargs="+", action="extend", help="folders or modules of your own, as in main.py")
+    add("--base_path", help="folder with the data, as in main.py")
+    add("--results_path", default="results", help="folder of runs and reports (default results)")
 
 
 def add_run_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--launcher",
-        default="local",
-        choices=["local", "ray", "slurm"],
-        help="(default local); with ray and slurm, --gpus is 1 (a run asks for one) or none",
-    )
+    add = command.add_argument
+    text = "(default local); with ray and slurm, --gpus is 1 (a run asks for one) or none"
+    add("--launcher", default="local", choices=["local", "ray", "slurm"], help=text)
     add_worker_arguments(command)
-    command.add_argument(
-        "--num_threads",
-        type=integer(1, MANY),
-        default=1,
-        help="CPU threads of every run (default 1): with another number, rounding and so the accuracies differ",
-    )
-    command.add_argument(
-        "--retries", type=integer(0, MANY), default=2, help="further attempts of a run that fails (default 2)"
-    )
-    command.add_argument("--dry_run", "--dry-run", action="store_true", help="print the commands and stop")
-    command.add_argument("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
-    command.add_argument("--sbatch_args", default="", help='for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"')
-    command.add_argument("--detach", action="store_true", help="submit to Slurm and return")
+    text = "CPU threads of every run (default 1): with another number, rounding and so the accuracies differ"
+    add("--num_threads", type=COUNT, default=1, help=text)
+    add("--retries", type=integer(0, MANY), default=2, help="further attempts of a run that fails (default 2)")
+    add("--dry_run", "--dry-run", action="store_true", help="print the commands and stop")
+    add("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
+    add("--sbatch_args", default="", help='for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"')
+    add("--detach", action="store_true", help="submit to Slurm and return")
 
 
 def add_worker_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments that say how many runs are trained at a time, and where."""
-    command.add_argument("--workers", type=integer(1, MANY), help="runs at a time (default: what cores or GPUs allow)")
+    command.add_argument("--workers", type=COUNT, help="runs at a time (default: what cores or GPUs allow)")
     command.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all)")
-    command.add_argument("--jobs_per_gpu", type=integer(1, MANY), default=1, help="runs that share a GPU (default 1)")
+    command.add_argument("--jobs_per_gpu", type=COUNT, default=1, help="runs that share a GPU (default 1)")
 
 
 def add_repeat_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("runs", nargs="*", help="names of runs (default: a random choice)")
-    command.add_argument("--records", default="results/measured", help="(default results/measured)")
-    command.add_argument("--count", type=integer(1, MANY), default=10, help="how many to choose (default 10)")
-    command.add_argument("--base_path", help="folder with the data, if elsewhere than the records say")
-    command.add_argument(
-        "--results_path", default="results/repeated", help="for the new records (default results/repeated)"
-    )
+    add = command.add_argument
+    add("runs", nargs="*", help="names of runs (default: a random choice)")
+    add("--records", default="results/measured", help="(default results/measured)")
+    add("--count", type=COUNT, default=10, help="how many to choose (default 10)")
+    add("--base_path", help="folder with the data, if elsewhere than the records say")
+    add("--results_path", default="results/repeated", help="for the new records (default results/repeated)")
     add_worker_arguments(command)
 
 

@@ -84,8 +84,7 @@ def expected(tmp_path_factory):
 
 def slurm_sweep(runs, wanted, folder, *, sbatch_args="", disturb=lambda job: None):
     """(outcome, lines) of a sweep; `disturb` is called with the id of its job in another thread."""
-    engine = SlurmEngine(folder / "slurm", len(wanted), retries=1, at_once=None, gpus=False, num_threads=1,
-                         sbatch_args=sbatch_args)  # fmt: skip
+    engine = SlurmEngine(folder / "slurm", len(wanted), 1, ["--cpus-per-task=1", *sbatch_args.split()])
     display = Lines()
     thread = threading.Thread(target=lambda: disturb(wait_for(lambda: engine.job)))
     thread.start()

@@ -28,7 +28,7 @@ def finish(run: Run, class_il: float, task_il: float = 0.0, **changes) -> None:
     """The record of a run that reached these accuracies; `changes` replace its entries."""
     metrics = {name: {"metrics": {"faa": value, "forgetting_as_published": 1.0}}
                for name, value in {"class_il": class_il, "task_il": task_il}.items()}  # fmt: skip
-    config = resolve(run.known_options)
+    config = resolve(run.options)
     record = {
         "run": run.name, "status": "finished", "date": "2026-01-01T00:00:00+00:00",
         "results": metrics, "config": plain(config), "steps": run.steps, "seconds": 10.0, "wall_seconds": 12.0,

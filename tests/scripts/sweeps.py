@@ -42,10 +42,10 @@ class Lines:
     def done(self, run, record):
         self.lines.append(f"done {run.name}")
 
-    def failed(self, run, reason, tail):
-        self.lines.append(f"failed {run.name} {reason}\n{tail}")
-
     def update(self, done, running, failed):
+        pass
+
+    def close(self):
         pass
 
 

@@ -51,13 +51,13 @@ def test_the_page_keeps_exploratory_seeds_out_of_the_confirmatory_section():
 def test_runs_come_group_by_group_and_seed_by_seed(selection):
     runs, waiting = required_runs(list(CONFIRM.values()), selection)
     assert (len(runs), waiting) == (323, 0)
-    seeds = [run.known_options["seed"] for run in runs.values()]
+    seeds = [run.options["seed"] for run in runs.values()]
     assert seeds[:60] == [seed for seed in range(3, 8) for _ in range(12)]
     assert seeds[60:120] == [seed for seed in range(3, 6) for _ in range(20)]
     assert seeds[120:200] == [seed for seed in range(6, 10) for _ in range(20)]
-    widths = [run.known_options.get("num_filters") for run in runs.values()]
+    widths = [run.options.get("num_filters") for run in runs.values()]
     assert widths == [None] * 60 + [16] * 254 + [64] * 9
-    assert all(run.known_options["final_statistics"] for run in runs.values())
+    assert all(run.options["final_statistics"] for run in runs.values())
 
 
 def test_seeds_that_a_cell_lacks_count_in_the_others():

@@ -56,7 +56,7 @@ def test_runs_are_shared_between_plans():
 def test_smoke_is_small():
     runs, _ = required_runs(list(PLANS.values()), selection(SMOKE))
     assert len(runs) == 119
-    assert {run.known_options["dataset"] for run in runs.values()} == {"seq-digits", "perm-digits"}
+    assert {run.options["dataset"] for run in runs.values()} == {"seq-digits", "perm-digits"}
 
 
 def test_every_published_number_of_an_available_table_has_its_cell():
@@ -116,7 +116,7 @@ def test_further_norms_are_rows_of_every_table_of_accuracies():
     assert (
         len(more) == 119 + 8 + 3 + 2 + 1 + 8 + 8
     )  # online, offline, fine-tuning and joint, domains, batch size, buffer
-    assert {run.known_options["norm"] for run in more.values()} == {"bn", "ln", "in", "gn", "cn", "adab2n", "bnt"}
+    assert {run.options["norm"] for run in more.values()} == {"bn", "ln", "in", "gn", "cn", "adab2n", "bnt"}
     for id in ("table2", "table3", "table4", "table8", "table11"):
         rows = [cell.row for cell in PLANS[id].cells(preset)]
         assert {row.split()[-1] for row in rows} >= {"AdaB²N", "bnt"}, id
@@ -127,9 +127,9 @@ def test_run_for_another_machine_has_whole_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = Runs(PAPER).of(Experiment("sgd", "bn", "cifar10"), 0)
     moved = run.with_absolute_paths()
-    assert "base_path" not in run.known_options
-    assert moved.known_options["base_path"] == str(tmp_path / "data")
-    assert moved.known_options["results_path"] == str(tmp_path / "results")
+    assert "base_path" not in run.options
+    assert moved.options["base_path"] == str(tmp_path / "data")
+    assert moved.options["results_path"] == str(tmp_path / "results")
     assert (moved.name, moved.folder) == (run.name, tmp_path / run.folder)
 
 
@@ -155,7 +155,7 @@ def test_validation_searches_on_held_out_data_before_the_runs_of_the_tables(tmp_
     found = selection(SMOKE, "validation", results_path=str(tmp_path))
     grid = found.grid(OURS)
     assert list(grid) == [(0.4, 0.1), (0.4, 1.0), (1.0, 0.1), (1.0, 1.0)]
-    assert all(run.known_options["validation"] == 0.1 for [run] in grid.values())
+    assert all(run.options["validation"] == 0.1 for [run] in grid.values())
     assert found.winner(OURS) is None
     assert found.final(OURS) is None
     runs, waiting = required_runs([PLANS["table6"]], found)
@@ -169,8 +169,8 @@ def test_winner_is_the_best_mean_over_seeds(tmp_path):
         for run, points in zip(runs, scores[choice], strict=True):
             finish(run, points)
     assert found.winner(OURS) == {"kappa": 0.4, "lambd": 1.0}
-    assert [run.known_options["lambd"] for run in found.final(OURS)] == [1.0, 1.0]
-    assert "validation" not in found.final(OURS)[0].known_options
+    assert [run.options["lambd"] for run in found.final(OURS)] == [1.0, 1.0]
+    assert "validation" not in found.final(OURS)[0].options
 
 
 def test_domains_are_chosen_by_their_own_accuracy():

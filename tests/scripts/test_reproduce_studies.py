@@ -213,7 +213,7 @@ def test_core_has_the_72_runs_of_the_evidence():
     [part] = chosen_plans(["core:cifar10"], NARROW)
     runs, _ = required_runs([part], found)
     assert len(runs) == 36
-    assert {run.known_options["dataset"] for run in runs.values()} == {"seq-cifar10"}
+    assert {run.options["dataset"] for run in runs.values()} == {"seq-cifar10"}
 
 
 def test_part_of_a_plan_on_unknown_data_is_refused():

@@ -2,64 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Sized
 from typing import Any
 
-from utils.studies.runs import Run, progress_of
+from tqdm import tqdm
+
+from utils.studies.runs import Run
 from utils.tables import duration
 
 BAR_SECONDS, LINE_SECONDS = 1.0, 30.0  # between two updates
 
 
 class Display:
-    def __init__(self, total: int, already: int, slots: int, expected: dict[str, float | None]):
-        """`expected` are the seconds that each run of the sweep will take, None where unknown."""
-        self.total, self.already, self.slots, self.expected = total, already, slots, expected
-        self.last_update = time.monotonic()
-        self.ended: set[str] = set()
-        self.durations: list[float] = []
-        self.bar = None
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            self.bar = tqdm(total=total, initial=already, unit="run", dynamic_ncols=True, file=sys.stderr)
+    def __init__(self, total: int, already: int):
+        self.total, self.already = total, already
+        self.begin = self.last_update = time.monotonic()
+        self.bar = tqdm(total=total, initial=already, unit="run", dynamic_ncols=True) if sys.stderr.isatty() else None
 
     def say(self, text: str) -> None:
-        if self.bar:
-            self.bar.write(text, file=sys.stderr)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        tqdm.write(text, file=sys.stderr)
 
     def done(self, run: Run, record: dict[str, Any]) -> None:
-        self.ended.add(run.name)
-        self.durations.append(record["wall_seconds"])
         accuracies = ", ".join(f"{name} {result['metrics']['faa']:.2f}" for name, result in record["results"].items())
         self.say(f"done   {run.name}: {accuracies} in {record['wall_seconds']:.0f} s")
 
-    def failed(self, run: Run, reason: str, tail: str) -> None:
-        self.ended.add(run.name)
-        self.say(f"FAILED {run.name}: {reason}; its log, {run.log}, ends\n{tail}")
-
-    def update(self, done: int, running: list[Run], failed: Sized) -> None:
-        if time.monotonic() - self.last_update < (BAR_SECONDS if self.bar else LINE_SECONDS):
+    def update(self, done: int, running: list[Run], failed: int) -> None:
+        now = time.monotonic()
+        if now - self.last_update < (BAR_SECONDS if self.bar else LINE_SECONDS):
             return
-        self.last_update = time.monotonic()
+        self.last_update = now
         progress = "; ".join(text for run in running if (text := progress_text(run)))
-        text = f"{len(failed)} failed, {self._time_left()} left; {progress or f'{len(running)} runs starting'}"
+        text = f"{failed} failed; {progress or f'{len(running)} runs starting'}"
         if self.bar:
             self.bar.n = self.already + done
             self.bar.set_postfix_str(text)
-        else:
-            self.say(f"{self.already + done} of {self.total} done, {text}")
-
-    def _time_left(self) -> str:
-        """Return the time by recorded runs; a run without any takes as long as the mean of this sweep."""
-        mean = sum(self.durations) / len(self.durations) if self.durations else None
-        seconds = [value or mean for name, value in self.expected.items() if name not in self.ended]
-        known = [value for value in seconds if value is not None]
-        return "?" if len(known) < len(seconds) else duration(sum(known) / self.slots)
+            return
+        left = (now - self.begin) * (self.total - self.already - done) / done if done else None
+        time_left = "?" if left is None else duration(left)
+        self.say(f"{self.already + done} of {self.total} done, {time_left} left, {text}")
 
     def close(self) -> None:
         if self.bar:
@@ -67,8 +49,16 @@ class Display:
 
 
 def progress_text(run: Run) -> str:
-    """Return how far a run has come, empty if it has not trained yet."""
-    if (progress := progress_of(run)) is None:
+    """Return how far a run has come by the end of its log, empty if it has not trained yet."""
+    try:
+        event = json.loads((run.folder / "metrics.jsonl").read_bytes().splitlines()[-1])
+        return f"{run.name} task {event['task'] + 1}, step {event['step']}/{run.steps}"
+    except (OSError, ValueError, KeyError, IndexError):  # not begun, or the line is half written
         return ""
-    task, step, speed = progress
-    return f"{run.name} task {task + 1}, step {step}/{run.steps}, {speed:.1f}/s"
+
+
+def log_tail(run: Run, count: int = 8) -> str:
+    """Return the last lines that a run printed."""
+    text = run.log.read_text(errors="replace") if run.log.exists() else ""
+    lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    return "\n".join(f"  {line}" for line in lines[-count:] or ["(it is empty)"])

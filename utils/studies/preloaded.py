@@ -1,7 +1,4 @@
-"""What the server of a worker imports before it forks: all that a run needs, and the digests of the files as they are.
-
-An edit after that changes neither: the runs of a sweep have the code that it was started with, and say so.
-"""
+"""What the server of local runs imports before it forks: code and digests stay as they were when a sweep began."""
 
 import main  # noqa: F401
 import utils.run.execution

@@ -23,14 +23,16 @@ def repeat(arguments: Namespace) -> int:
     names = choose(list(records), arguments.runs, arguments.count)
     folder = Path(arguments.results_path) / time.strftime("%Y%m%d-%H%M%S")
     runs = Runs(PRESETS["paper"], str(folder), measured=folder)  # without the kept records, which are repeated
-    wanted = [repetition(records[name], folder, arguments) for name in names]
+    wanted = []
+    for name in names:
+        options: dict[str, Any] = {"config": Path(arguments.records) / name / "record.json", "results_path": folder}
+        options["num_threads"] = threads(records[name])  # which changes rounding, but not the name of a run
+        if arguments.base_path and "base_path" in records[name]["config"]:
+            options["base_path"] = arguments.base_path
+        wanted.append(Run(name, options, folder / "runs" / name, records[name]["steps"]))
     most_threads = max(threads(records[name]) for name in names)
     engine = LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu, most_threads)
-    display = Display(len(wanted), 0, engine.slots, {name: records[name]["wall_seconds"] for name in names})
-    try:
-        outcome = sweep(wanted, runs, engine, retries=0, display=display)
-    finally:
-        display.close()
+    outcome = sweep(wanted, runs, engine, retries=0, display=Display(len(wanted), 0))
     lines = [comparison_line(records[run.name], runs.record(run)) for run in wanted]
     identical = sum(line.startswith("identical") for line in lines)
     print(*lines, f"{identical} of {len(lines)} identical", sep="\n")
@@ -59,16 +61,6 @@ def choose(known: list[str], names: list[str], count: int) -> list[str]:
     return list(dict.fromkeys(names)) or random.Random(0).sample(known, min(count, len(known)))
 
 
-def repetition(record: dict[str, Any], folder: Path, arguments: Namespace) -> Run:
-    """Return the run of a record's configuration below another results folder."""
-    name = record["run"]
-    options = {"config": Path(arguments.records) / name / "record.json", "results_path": folder}
-    options["num_threads"] = threads(record)  # which changes rounding, but not the name of a run
-    if arguments.base_path and "base_path" in record["config"]:
-        options["base_path"] = arguments.base_path
-    return Run(name, tuple(options.items()), folder / "runs" / name, record["steps"])
-
-
 def threads(record: dict[str, Any]) -> int:
     return record["conditions"][0]["num_threads"]
 
@@ -77,19 +69,15 @@ def comparison_line(record: dict[str, Any], repeated: dict[str, Any] | None) -> 
     """Compare all results and steps; show a difference by the final average accuracies."""
     if repeated is None:
         return f"not run    {record['run']}"
-    before, now = (f"{accuracies(each)} {provenance_text(each)} ({conditions(each)})" for each in (record, repeated))
     same = (record["results"], record["steps"]) == (repeated["results"], repeated["steps"])
-    line = f"{'identical' if same else 'differs':9}  {record['run']}: {before}; repeated {now}"
+    line = f"{'identical' if same else 'differs':9}  {record['run']}: {summary(record)}; repeated {summary(repeated)}"
     if {each["device"] for each in record["conditions"]} != {each["device"] for each in repeated["conditions"]}:
         line += "; note: another device or instruction set, which rounds differently"
     return line
 
 
-def accuracies(record: dict[str, Any]) -> str:
-    return ", ".join(f"{setting} {result['metrics']['faa']}" for setting, result in record["results"].items())
-
-
-def conditions(record: dict[str, Any]) -> str:
-    """Return the device with its instruction set, threads and version of torch, in turn if a run was resumed."""
+def summary(record: dict[str, Any]) -> str:
+    """Return accuracies, date and conditions of a record; the conditions in turn if the run was resumed."""
+    accuracies = ", ".join(f"{setting} {result['metrics']['faa']}" for setting, result in record["results"].items())
     texts = (f"{each['device']}, {each['num_threads']} threads, torch {each['torch']}" for each in record["conditions"])
-    return ", then ".join(dict.fromkeys(texts))
+    return f"{accuracies} {provenance_text(record)} ({', then '.join(dict.fromkeys(texts))})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,32 +13,27 @@ from utils.config.registry import NORMS as REGISTERED_NORMS
 from utils.config.registry import close_matches
 from utils.errors import UsageError
 from utils.studies.confirm import CONFIRM
-from utils.studies.plans import NORMS, PLANS, Cell, Plan
+from utils.studies.plans import NORMS, PLANS, Plan
 from utils.studies.presets import PRESETS, Preset
 from utils.studies.runs import Runs
 from utils.studies.selection import Selection
-from utils.studies.study import STUDIES, TomlStudy, named_plugins, read_study
+from utils.studies.study import STUDIES, named_plugins, read_study
 
 
 def set_up(arguments: Namespace) -> tuple[list[Plan], Selection]:
     """Return the plans that a command names, and the selection of their runs."""
     if any(id.endswith(".toml") for id in arguments.ids):
-        study = toml_study(arguments)
+        if len(arguments.ids) > 1 or arguments.preset != "paper" or arguments.select != "fixed":
+            raise UsageError("a study of one's own stands alone; remove other ids, --preset and --select")
+        path = Path(arguments.ids[0])
+        arguments.plugins = [*named_plugins(path), *arguments.plugins]
+        load_plugins(arguments.plugins)
+        study = read_study(path)
         return list(study.plans().values()), selection_of(arguments, study.preset())
     plans = chosen_plans(arguments.ids, PRESETS[arguments.preset])
     if arguments.seeds and any(plan.seeds for plan in plans):
         raise UsageError("confirm has seeds of its own, which docs/protocol.md names; remove --seeds")
     return plans, selection_of(arguments)
-
-
-def toml_study(arguments: Namespace) -> TomlStudy:
-    """Return the study of the file that a command names in place of tables and figures."""
-    if len(arguments.ids) > 1 or arguments.preset != "paper" or arguments.select != "fixed":
-        raise UsageError("a study of one's own stands alone; remove other ids, --preset and --select")
-    path = Path(arguments.ids[0])
-    arguments.plugins = [*named_plugins(path), *arguments.plugins]
-    load_plugins(arguments.plugins)
-    return read_study(path)
 
 
 def chosen_plans(ids: list[str], preset: Preset) -> list[Plan]:
@@ -67,20 +61,14 @@ def chosen_plans(ids: list[str], preset: Preset) -> list[Plan]:
 
 def part_of(plan: Plan, data: str) -> Plan:
     """Return the plan with only its cells on this data."""
-
-    def cells(preset: Preset) -> Iterator[Cell]:
-        return (cell for cell in plan.cells(preset) if cell.experiment.data == data)
-
-    return replace(plan, cells=cells)
+    return replace(plan, cells=lambda preset: (cell for cell in plan.cells(preset) if cell.experiment.data == data))
 
 
 def with_also(preset: Preset, also: str | None) -> Preset:
     """Return the preset with further norms and methods, separated by commas, a row each."""
-    names = tuple(also.split(",")) if also else ()
-    models = tuple(name for name in names if name in REGISTERED_MODELS.names())
-    norms = tuple(name for name in names if name not in models)
-    for name in norms:
-        REGISTERED_NORMS.get(name)  # raises if there is none of that name
+    names = also.split(",") if also else []
+    models = [name for name in names if name in REGISTERED_MODELS.names()]
+    norms = [REGISTERED_NORMS.get(name).name for name in names if name not in models]  # raises if there is none
     return replace(
         preset,
         also=tuple(norm for norm in norms if norm not in NORMS),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +26,7 @@ from utils.tables import duration
 
 DONE, FAILED, RUNNING, STOPPED, MISSING = "done", "failed", "running", "stopped", "missing"
 MEASURED = Path(__file__).resolve().parents[2] / "results" / "measured"  # records that are kept with the code
+SIMILAR = ("dataset", "num_filters", "model")  # options that a run's speed depends on most
 
 
 @dataclass(frozen=True)
@@ -35,47 +34,44 @@ class Run:
     """One command of `main.py`, as plain data that launchers pass around."""
 
     name: str
-    options: tuple[tuple[str, Any], ...]
+    options: dict[str, Any]
     folder: Path
     steps: int
-
-    def sweep_command(self) -> list[str]:
-        """Return the words after `main.py` in a sweep."""
-        return [*self.command(), "--non_verbose"]
-
-    def as_rerun(self) -> Run:
-        """Return the same run, to be trained again though it is finished."""
-        return replace(self, options=(*self.options, ("rerun", True)))
 
     def command(self) -> list[str]:
         """Return the words after `main.py`."""
         words: list[str] = []
-        for name, value in self.options:
+        for name, value in self.options.items():
             if value is True:
-                words.append(f"--{name}")
-                continue
-            if isinstance(value, tuple | list):
-                value = value if name == "plugins" else [",".join(value)]
-            words += [f"--{name}", *(map(str, value) if isinstance(value, tuple | list) else [str(value)])]
+                values = []
+            elif isinstance(value, tuple | list):
+                values = list(value) if name == "plugins" else [",".join(value)]
+            else:
+                values = [str(value)]
+            words += [f"--{name}", *values]
         return words
+
+    def sweep_command(self) -> list[str]:
+        return [*self.command(), "--non_verbose"]
+
+    def as_rerun(self) -> Run:
+        """Return the same run, to be trained again though it is finished."""
+        return replace(self, options=self.options | {"rerun": True})
 
     def with_absolute_paths(self) -> Run:
         """Return the same run with paths, given or default, that hold in every working directory."""
-        values = resolve(self.known_options).values()
+        values = resolve(self.options).values()
         paths = {name: str(Path(values[name]).resolve()) for name in ("base_path", "results_path") if name in values}
-        options = self.known_options | paths
-        return replace(self, options=tuple(options.items()), folder=self.folder.resolve())
+        return replace(self, options=self.options | paths, folder=self.folder.resolve())
 
     @property
     def probes(self) -> tuple[str, ...]:
-        return tuple(self.known_options.get("probe", ()))
+        return tuple(self.options.get("probe", ()))
 
     def with_probes_of(self, other: Run | None) -> Run:
         """Return the same run, recording also what the other does."""
         probes = tuple(sorted({*self.probes, *(other.probes if other else ())}))
-        if probes == self.probes:
-            return self
-        return replace(self, options=tuple((self.known_options | {"probe": probes}).items()))
+        return replace(self, options=self.options | {"probe": probes}) if probes else self
 
     @property
     def log(self) -> Path:
@@ -85,10 +81,6 @@ class Run:
     def failure(self) -> Path:
         """The file that says why a sweep gave up on the run; removed when it is started again."""
         return self.folder / "failure.txt"
-
-    @cached_property
-    def known_options(self) -> dict[str, Any]:
-        return dict(self.options)
 
 
 class Runs:
@@ -103,14 +95,12 @@ class Runs:
         num_threads: int = 1,
         measured: Path = MEASURED,
     ):
-        self.preset, self.measured = preset, measured
-        self.results_path = results_path
-        self.base_path = base_path
-        self.plugins = plugins
+        self.preset, self.results_path, self.base_path = preset, results_path, base_path
+        self.plugins, self.measured = plugins, measured
         self.num_threads = num_threads  # the same for all: rounding must not depend on how many run at a time
         self.untrusted: dict[Path, str] = {}  # records that do not count, and why
         self._specs: dict[tuple[str, ...], StreamSpec] = {}
-        self._records: dict[str, dict[str, Any]] = {}
+        self._records: dict[Path, tuple[int, dict[str, Any] | None]] = {}  # time of change and content
 
     # --- commands ----------------------------------------------------------------------------------------------
 
@@ -142,11 +132,13 @@ class Runs:
         config = resolve(options)
         spec = self._spec(config)
         folder = run_folder(config, spec)
-        steps = total_steps(config, epoch_sizes(config, spec))
-        return Run(folder.name, tuple(options.items()), folder, steps)
+        return Run(folder.name, options, folder, total_steps(config, epoch_sizes(config, spec)))
 
     def _spec(self, config: Config) -> StreamSpec:
-        """Return the data's spec. The spec of a folder needs a look at all its files, so runs of it share one."""
+        """Return the data's spec, of which runs on the same data share one: a folder's needs a look at all its files.
+
+        Without the data, it has the fingerprint that all their records have, so that these can be shown.
+        """
         names = ["stop_after", *(option.name for option in DATASETS.get(config.dataset).options)]
         values = config.values()
         key = (config.dataset, *(str(values.get(name)) for name in sorted(names)))
@@ -154,17 +146,13 @@ class Runs:
             try:
                 self._specs[key] = StreamBuilder(config).spec
             except DataMissing:
-                self._specs[key] = StreamBuilder(config, self._fingerprint_in_records(config.dataset)).spec
+                identities = [record["identity"] for record in self.all_records()]
+                prints = {identity["data"] for identity in identities if identity["dataset"] == config.dataset}
+                self._specs[key] = StreamBuilder(config, prints.pop() if len(prints) == 1 else ABSENT).spec
         return self._specs[key]
 
-    def _fingerprint_in_records(self, dataset: str) -> str:
-        """Return the fingerprint that all records of a data set have: without the data, only they can be shown."""
-        identities = [record["identity"] for record in self.all_records()]
-        fingerprints = {identity["data"] for identity in identities if identity["dataset"] == dataset}
-        return fingerprints.pop() if len(fingerprints) == 1 else ABSENT
-
     def config(self, run: Run) -> Config:
-        return resolve(run.known_options)
+        return resolve(run.options)
 
     def spec(self, run: Run) -> StreamSpec:
         return self._spec(self.config(run))
@@ -172,39 +160,38 @@ class Runs:
     # --- records and states ------------------------------------------------------------------------------------
 
     def record(self, run: Run) -> dict[str, Any] | None:
-        """Return the record of a finished run, from the results folder or from those kept with the code."""
-        if run.name not in self._records:
-            record = self._finished(run.folder) or self._finished(self.measured / run.name)
-            if record is not None:
-                self._records[run.name] = record
-        record = self._records.get(run.name)
-        if record is None or all(has_recording(run.folder, probe, record) for probe in run.probes):
-            return record
-        record = self._finished(run.folder)  # which may have been trained again for its recordings
-        if record is None or not all(has_recording(run.folder, probe, record) for probe in run.probes):
-            return None
-        self._records[run.name] = record
-        return record
+        """Return the record of a finished run with its recordings, from the results folder or kept with the code."""
+        for folder in (run.folder, self.measured / run.name):
+            record = self._finished(folder)
+            if record is not None and all(has_recording(run.folder, probe, record) for probe in run.probes):
+                return record
+        return None
 
     def record_path(self, run: Run) -> Path:
         """Return where the record of a finished run lies."""
-        own = run.folder / "record.json"
-        return own if self._finished(run.folder) is not None else self.measured / run.name / "record.json"
+        folder = run.folder if self._finished(run.folder) is not None else self.measured / run.name
+        return folder / "record.json"
 
     def _finished(self, folder: Path) -> dict[str, Any] | None:
         """Return the record of a finished run; one that cannot be trusted does not count and is noted."""
         path = folder / "record.json"
         try:
-            record = read_record(path)
-        except BadRecord as error:
-            self.untrusted[path] = str(error)
+            changed = path.stat().st_mtime_ns
+        except OSError:
             return None
-        return record if record and record["status"] == "finished" else None
+        if path not in self._records or self._records[path][0] != changed:
+            record = None
+            try:
+                record = read_record(path)
+            except BadRecord as error:
+                self.untrusted[path] = str(error)
+            self._records[path] = changed, record if record and record["status"] == "finished" else None
+        return self._records[path][1]
 
     def lacks_outcomes(self, run: Run) -> bool:
         """Return whether the run is finished in the results folder without an outcome that is asked for now."""
         record = self._finished(run.folder)
-        return record is not None and bool(missing_outcomes(run.known_options, record, run.folder))
+        return record is not None and bool(missing_outcomes(run.options, record, run.folder))
 
     def has_changed_code(self, run: Run) -> bool:
         """Return whether the run was finished in the results folder by code that has changed since."""
@@ -218,12 +205,10 @@ class Runs:
     def state(self, run: Run) -> str:
         if self.is_done(run):
             return DONE
-        if not run.folder.exists():
-            return MISSING
         if is_locked(run.folder):
             return RUNNING
-        lacks_recordings = self._finished(run.folder) is not None
-        if run.failure.exists() or (not lacks_recordings and (run.folder / "record.json").exists()):
+        lacks_outcomes = self._finished(run.folder) is not None
+        if run.failure.exists() or ((run.folder / "record.json").exists() and not lacks_outcomes):
             return FAILED
         return STOPPED if any(run.folder.glob("checkpoint-*.pt")) else MISSING
 
@@ -236,44 +221,16 @@ class Runs:
                 yield record
 
 
-def progress_of(run: Run) -> tuple[int, int, float] | None:
-    """Return (task, step, steps per second) of a run under way from the end of its log; None before it has one."""
-    try:
-        with open(run.folder / "metrics.jsonl", "rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - 4096))
-            lines = file.read().splitlines()
-        before, event = (json.loads(line) for line in lines[-2:])
-        seconds = event["seconds"] - before["seconds"]
-        speed = (event["step"] - before["step"]) / seconds if seconds > 0 else 0.0
-        return int(event["task"]), int(event["step"]), max(speed, 0.0)
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return None
-
-
-SIMILARITY = (  # from the most similar recorded runs to those with only data and width in common
-    ("dataset", "num_filters", "model", "norm"),
-    ("dataset", "num_filters", "model"),
-    ("dataset", "num_filters"),
-)
-
-
 def expected_seconds(wanted: Iterable[Run], runs: Runs) -> dict[str, float | None]:
-    """Return how long each run takes by the median speed of the most similar recorded runs; None if there are none."""
-
-    def key(options: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(str(options.get(name)) for name in names)
-
-    speeds: dict[tuple[str, ...], list[float]] = {}  # seconds per step
+    """Return how long each run takes by the median speed of similar recorded runs; None if there are none."""
+    speeds: dict[tuple[Any, ...], list[float]] = {}  # seconds per step
     for record in runs.all_records():
-        for names in SIMILARITY:
-            speed = record["wall_seconds"] / max(record["steps"], 1)
-            speeds.setdefault(key(record["config"], names), []).append(speed)
+        key = tuple(record["config"].get(name) for name in SIMILAR)
+        speeds.setdefault(key, []).append(record["wall_seconds"] / max(record["steps"], 1))
     expected = {}
     for run in wanted:
-        options = runs.config(run).values()
-        similar = [speeds[key(options, names)] for names in SIMILARITY if key(options, names) in speeds]
-        expected[run.name] = run.steps * median(similar[0]) if similar else None
+        similar = speeds.get(tuple(runs.config(run).values().get(name) for name in SIMILAR))
+        expected[run.name] = run.steps * median(similar) if similar else None
     return expected
 
 

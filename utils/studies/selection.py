@@ -9,7 +9,7 @@ The grid is always run online, whatever the tables do with the winner.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -28,12 +28,10 @@ class Selection:
     runs: Runs
     seeds: tuple[int, ...]
 
-    def is_tuned(self, experiment: Experiment) -> bool:
-        return experiment.norm == "adab2n" and not {"kappa", "lambd"} & dict(experiment.flags).keys()
-
     def grid(self, experiment: Experiment) -> dict[tuple[float, float], list[Run]]:
         """Return the runs that decide, by (kappa, lambda); empty if nothing is searched."""
-        if self.mode == "fixed" or not self.is_tuned(experiment):
+        is_set = {"kappa", "lambd"} & dict(experiment.flags).keys()
+        if self.mode == "fixed" or experiment.norm != "adab2n" or is_set:
             return {}
         preset = self.runs.preset
         base = Experiment(experiment.model, "adab2n", experiment.data, experiment.buffer)
@@ -46,15 +44,14 @@ class Selection:
 
     def winner(self, experiment: Experiment) -> dict[str, float] | None:
         """Return the flags to run with; None while the grid is not finished."""
-        grid = self.grid(experiment)
-        if not grid:
-            return {}
-        scores = {}
-        for choice, runs in grid.items():
+        scores: dict[tuple[float, float], float] = {}
+        for choice, runs in self.grid(experiment).items():
             records = [record for run in runs if (record := self.runs.record(run)) is not None]
             if len(records) < len(runs):
                 return None
             scores[choice] = float(np.mean([score(record) for record in records]))
+        if not scores:
+            return {}
         kappa, lambd = max(scores, key=lambda choice: scores[choice])
         return {"kappa": kappa, "lambd": lambd}
 
@@ -67,9 +64,7 @@ class Selection:
     def final(self, experiment: Experiment) -> list[Run] | None:
         """Return the runs whose results the tables show, one a seed; None while the winner is unknown."""
         flags = self.winner(experiment)
-        if flags is None:
-            return None
-        return [self.runs.of(experiment, seed, **flags) for seed in self.seeds]
+        return None if flags is None else [self.runs.of(experiment, seed, **flags) for seed in self.seeds]
 
 
 def score(record: dict[str, Any]) -> float:
@@ -86,29 +81,17 @@ def required_runs(plans: Sequence[Plan], selection: Selection) -> tuple[dict[str
     """
     runs: dict[str, Run] = {}
     waiting: set[Experiment] = set()
-    for block in _blocks(plans):
-        for run in sorted(_runs_of(block, selection, waiting), key=lambda run: run.known_options["seed"]):
+    for _, block in groupby(plans, key=lambda plan: plan.id if plan.seeds else ""):
+        of_block: list[Run] = []
+        for plan in block:
+            of_plan = selection.for_plan(plan)
+            cells = plan.cells(selection.runs.preset)
+            for experiment in dict.fromkeys(each for cell in cells for each in cell.comparison.experiments):
+                of_block += [run for searched in of_plan.grid(experiment).values() for run in searched]
+                final = of_plan.final(experiment)
+                of_block += final or []
+                if final is None:
+                    waiting.add(experiment)
+        for run in sorted(of_block, key=lambda run: run.options["seed"]):
             runs[run.name] = run.with_probes_of(runs.get(run.name))
     return runs, len(waiting)
-
-
-def _blocks(plans: Sequence[Plan]) -> Iterator[list[Plan]]:
-    """Yield the plans that share their seeds together, and every other plan alone."""
-    for has_own_seeds, group in groupby(plans, key=lambda plan: bool(plan.seeds)):
-        if has_own_seeds:
-            yield from ([plan] for plan in group)
-        else:
-            yield list(group)
-
-
-def _runs_of(plans: Sequence[Plan], selection: Selection, waiting: set[Experiment]) -> Iterator[Run]:
-    """Yield the runs of the plans' experiments; those that wait for their winner are added to `waiting`."""
-    for plan in plans:
-        of_plan = selection.for_plan(plan)
-        both = ((cell.experiment, cell.baseline) for cell in plan.cells(selection.runs.preset))
-        for experiment in dict.fromkeys(one for pair in both for one in pair if one is not None):
-            yield from (run for searched in of_plan.grid(experiment).values() for run in searched)
-            final = of_plan.final(experiment)
-            if final is None:
-                waiting.add(experiment)
-            yield from final or ()

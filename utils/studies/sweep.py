@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from utils.files import is_locked
 from utils.run.signals import Signals
-from utils.studies.display import Display
+from utils.studies.display import Display, log_tail
 from utils.studies.runs import Run, Runs
 
 USAGE, LOCKED = 2, 3  # exit codes of main.py: bad usage, and a run that another process has
-LOCK_WAIT_SECONDS = 2.0  # before a run that another process has is tried again
 DISAGREES = "trained again for a missing outcome, it has other results than record.old.json, its earlier record"
 
 
@@ -45,7 +46,7 @@ class Outcome:
 
 
 def sweep(wanted: list[Run], runs: Runs, engine: Engine, *, retries: int, display: Display) -> Outcome:
-    """Run what is wanted and close the engine.
+    """Run what is wanted and close the engine and the display.
 
     The first SIGINT or SIGTERM stops all runs after a checkpoint; a second SIGINT ends the process without waiting.
     """
@@ -56,7 +57,6 @@ class Sweep:
     def __init__(self, wanted: list[Run], runs: Runs, engine: Engine, retries: int, display: Display):
         self.runs, self.engine, self.retries, self.display = runs, engine, retries, display
         self.waiting = {run.name: run for run in wanted}
-        self.not_before: dict[str, float] = {}  # when a waiting run may be started again
         self.running: dict[str, Run] = {}
         self.attempts: dict[str, int] = {}
         self.outcome = Outcome()
@@ -70,11 +70,12 @@ class Sweep:
                         time.sleep(0.2)
                     for name, code in self.engine.finished(timeout=0.5):
                         self._end(self.running.pop(name), code)
-                    self.display.update(len(self.outcome.done), list(self.running.values()), self.outcome.failed)
+                    self.display.update(len(self.outcome.done), list(self.running.values()), len(self.outcome.failed))
                 if signals.received is not None:
                     self.display.say(f"stopping: {len(self.running)} runs go on to their next checkpoint")
             finally:
                 self.engine.close()
+                self.display.close()
         self.outcome.stopped_by = signals.received
         self.outcome.done += [name for name, run in self.running.items() if self.runs.is_done(run)]
         return self.outcome
@@ -83,7 +84,7 @@ class Sweep:
         for name, run in list(self.waiting.items()):
             if len(self.running) == self.engine.slots:
                 return
-            if time.monotonic() < self.not_before.get(name, 0.0):
+            if is_locked(run.folder):  # another process has it
                 continue
             del self.waiting[name]
             if self.runs.is_done(run):  # another launcher was faster
@@ -105,7 +106,6 @@ class Sweep:
             self._retry_or_fail(run, DISAGREES, retries=0)
         elif code == LOCKED:
             self.waiting[run.name] = run
-            self.not_before[run.name] = time.monotonic() + LOCK_WAIT_SECONDS
         else:
             reason = "ended unfinished" if code is None else f"exit code {code}"
             self._retry_or_fail(run, reason, 0 if code == USAGE else self.retries)
@@ -117,11 +117,9 @@ class Sweep:
             self.waiting[run.name] = run
             return
         self.outcome.failed[run.name] = reason
-        self.display.failed(run, reason, log_tail(run))
-        try:
-            run.failure.write_text(f"{reason}\n", encoding="utf-8")
-        except OSError as error:
-            self.display.say(f"warning: cannot write {run.failure} ({error.strerror}), which `status` reads")
+        self.display.say(f"FAILED {run.name}: {reason}; its log, {run.log}, ends\n{log_tail(run)}")
+        with suppress(OSError):  # a full disk may be why it failed
+            run.failure.write_text(f"{reason}\n")
 
 
 def agrees_with_old_record(run: Run) -> bool:
@@ -131,13 +129,3 @@ def agrees_with_old_record(run: Run) -> bool:
         return True
     old, new = (json.loads(path.read_bytes())["results"] for path in (old_path, run.folder / "record.json"))
     return old.keys() == new.keys() and all(old[setting].items() <= new[setting].items() for setting in old)
-
-
-def log_tail(run: Run, count: int = 8) -> str:
-    """Return the last lines that a run printed."""
-    try:
-        text = run.log.read_bytes()[-8192:].decode(errors="replace")
-    except OSError:
-        return "  (it left no log)"
-    lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
-    return "\n".join(f"  {line}" for line in lines[-count:] or ["(it is empty)"])

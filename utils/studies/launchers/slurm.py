@@ -27,20 +27,25 @@ SCRIPT = r"""#!/bin/bash
 #SBATCH --requeue
 #SBATCH --signal=B:TERM@120
 cd {repository}
-command=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {commands})
+jobs={folder}
+line=$((SLURM_ARRAY_TASK_ID + 1))
+command=$(sed -n "${{line}}p" "$jobs/commands.txt")
+run=$(sed -n "${{line}}p" "$jobs/folders.txt")
 stop() {{
     kill -TERM $child
     wait $child
     code=$?
     # 143: stopped by SIGTERM after a checkpoint. If the queue did that and not the sweep, resume later.
-    if [ $code -eq 143 ] && [ ! -e {cancelled} ]; then
+    if [ $code -eq 143 ] && [ ! -e "$jobs/cancelled" ]; then
         scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
     fi
     exit $code
 }}
 for attempt in $(seq 0 {retries}); do
+    # A run that has begun again has set its old record aside; from then on it is resumed.
+    [ -e "$run/record.json" ] || command=${{command/ --rerun/}}
     # Bash runs a trap only between commands, so the run is in the background and waited for.
-    eval "exec $command" &
+    eval "exec $command" >> "$run/output.log" 2>&1 &
     child=$!
     trap stop TERM
     wait $child
@@ -54,18 +59,13 @@ exit $code
 class SlurmEngine:
     """Submits all runs that are started before the first call of `finished` as one array job."""
 
-    def __init__(
-        self, folder: Path, slots: int, *, retries: int, at_once: int | None, gpus: bool, num_threads: int,
-        sbatch_args: str,
-    ):  # fmt: skip
-        self.slots, self.retries = slots, retries
-        self.commands = folder.resolve() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}" / "commands.txt"
-        self.cancelled = self.commands.with_name("cancelled")  # tells tasks not to put themselves into the queue again
-        self.options = [f"--cpus-per-task={num_threads}", *(["--gpus=1"] if gpus else []), *shlex.split(sbatch_args)]
+    def __init__(self, folder: Path, slots: int, retries: int, options: list[str], at_once: int | None = None):
+        self.slots, self.retries, self.options = slots, retries, options
         self.limit = f"%{at_once}" if at_once else ""
+        self.folder = folder.resolve() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         self.pending: list[Run] = []
         self.job = ""
-        self.tasks: dict[str, str] = {}  # names of runs by task id, such as 17_3
+        self.names: dict[str, str] = {}  # of the runs, by id of the task, such as 17_3
         self.next_poll = 0.0
 
     def start(self, run: Run) -> None:
@@ -73,29 +73,29 @@ class SlurmEngine:
         self.pending.append(run.with_absolute_paths())
 
     def submit(self) -> None:
-        self.commands.parent.mkdir(parents=True)
-        lines = [
-            f"{shlex.join([sys.executable, 'main.py', *run.sweep_command()])} >> {shlex.quote(str(run.log))} 2>&1\n"
-            for run in self.pending
-        ]
-        self.commands.write_bytes(os.fsencode("".join(lines)))
-        places = {"repository": REPOSITORY, "commands": self.commands, "cancelled": self.cancelled}
-        quoted = {name: shlex.quote(str(path)) for name, path in places.items()}
-        script = self.commands.with_name("job.sh")
-        script.write_bytes(os.fsencode(SCRIPT.format(retries=self.retries, **quoted)))
-        array = f"--array=0-{len(lines) - 1}{self.limit}"
-        output = f"--output={self.commands.parent}/slurm-%A_%a.log"
+        self.folder.mkdir(parents=True)
+        commands = [shlex.join([sys.executable, "main.py", *run.sweep_command()]) for run in self.pending]
+        repository, folder = shlex.quote(str(REPOSITORY)), shlex.quote(str(self.folder))
+        files = {
+            "commands.txt": "".join(f"{command}\n" for command in commands),
+            "folders.txt": "".join(f"{run.folder}\n" for run in self.pending),
+            "job.sh": SCRIPT.format(repository=repository, folder=folder, retries=self.retries),
+        }
+        for name, text in files.items():
+            (self.folder / name).write_bytes(os.fsencode(text))
+        array = f"--array=0-{len(commands) - 1}{self.limit}"
+        output = f"--output={self.folder}/slurm-%A_%a.log"
         try:
-            done = _run("sbatch", "--parsable", array, output, *self.options, str(script))
+            done = _call("sbatch", "--parsable", array, output, *self.options, str(self.folder / "job.sh"))
         except FileNotFoundError:
             raise UsageError("--launcher slurm needs sbatch, which this machine does not have") from None
         if done.returncode:
             reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
             raise UsageError(f"sbatch refused: {reason}; see --sbatch_args")
         self.job = done.stdout.strip().split(";")[0]
-        self.tasks = {f"{self.job}_{index}": run.name for index, run in enumerate(self.pending)}
+        self.names = {f"{self.job}_{index}": run.name for index, run in enumerate(self.pending)}
         self.pending = []
-        print(f"array job {self.job} with {len(self.tasks)} runs; commands in {self.commands}", file=sys.stderr)
+        print(f"array job {self.job} with {len(commands)} runs; commands in {self.folder}", file=sys.stderr)
 
     def finished(self, timeout: float) -> Sequence[tuple[str, int | None]]:
         if self.pending:
@@ -105,26 +105,26 @@ class SlurmEngine:
             return []
         self.next_poll = time.monotonic() + POLL_SECONDS
         queued = self._queued_tasks()
-        return [(self.tasks.pop(task), None) for task in list(self.tasks) if task not in queued]
+        return [(self.names.pop(task), None) for task in list(self.names) if task not in queued]
 
     def _queued_tasks(self) -> set[str]:
-        done = _run("squeue", "--noheader", "--array", "--format=%i", f"--jobs={self.job}")
+        done = _call("squeue", "--noheader", "--array", "--format=%i", f"--jobs={self.job}")
         if done.returncode and "Invalid job id" not in done.stderr:
-            return set(self.tasks)  # the controller does not answer, which will pass
+            return set(self.names)  # the controller does not answer, which will pass
         return set(done.stdout.split())
 
     def close(self) -> None:
         """Cancel the job: what waits is dropped, what runs stops after a checkpoint."""
-        if not self.tasks:
+        if not self.names:
             return
-        self.cancelled.touch()
-        _run("scancel", "--state=PENDING", self.job)
-        _run("scancel", "--signal=TERM", "--batch", self.job)
+        (self.folder / "cancelled").touch()  # tells the tasks not to queue themselves again
+        _call("scancel", "--state=PENDING", self.job)
+        _call("scancel", "--signal=TERM", "--batch", self.job)
         deadline = time.monotonic() + CHECKPOINT_SECONDS
         while self._queued_tasks() and time.monotonic() < deadline:
             time.sleep(1)
-        _run("scancel", "--quiet", self.job)
+        _call("scancel", "--quiet", self.job)
 
 
-def _run(*command: str) -> subprocess.CompletedProcess[str]:
+def _call(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)

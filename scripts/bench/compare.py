@@ -2,71 +2,51 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from utils.errors import UsageError
 from utils.tables import aligned
 
-INTERVAL = {"ratio", "low", "high"}
 NOT_COMPARED = ("commit", "load")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("old", type=Path)
-    parser.add_argument("new", type=Path)
+def compare(old_path: Path, new_path: Path) -> None:
+    """Print what differs between the machines, and every number that both files have."""
+    (about, old), (new_about, new) = read(old_path), read(new_path)
+    if about["subject"] != new_about["subject"]:
+        raise UsageError(f"cannot compare {about['subject']} with {new_about['subject']}; give files of one subject")
+    for name in {**about, **new_about}:
+        if name not in NOT_COMPARED and about.get(name) != new_about.get(name):
+            print(f"note: {name} was {about.get(name)}, is {new_about.get(name)}")
+    print(aligned([["", "old", "new", "new / old", ""], *rows(old, new)]))
 
 
-def measure(arguments: argparse.Namespace) -> None:
-    old, new = read(arguments.old), read(arguments.new)
-    subjects = old["about"]["subject"], new["about"]["subject"]
-    if subjects[0] != subjects[1]:
-        raise UsageError(f"cannot compare {subjects[0]} with {subjects[1]}; give two files of one subject")
-    for difference in machine_differences(old["about"], new["about"]):
-        print(f"note: {difference}")
-    print(aligned([["", "old", "new", "new / old", ""], *compared(old["numbers"], new["numbers"])]))
-
-
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         content = json.loads(path.read_bytes())
-        _ = content["about"]["subject"], content["numbers"].items()
+        return content["about"] | {"subject": content["about"]["subject"]}, content["numbers"]
     except OSError as error:
         raise UsageError(f"cannot read {path} ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError):
         raise UsageError(f"not a file of numbers ({path}); write one with --json") from None
-    return content
 
 
-def machine_differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return what may explain a difference in the numbers, other than the code."""
-    names = [name for name in {**old, **new} if name not in NOT_COMPARED and old.get(name) != new.get(name)]
-    return [f"{name} was {old.get(name)}, is {new.get(name)}" for name in names]
-
-
-def compared(old: dict[str, Any], new: dict[str, Any]) -> list[list[str]]:
-    """Return a row for every number that both have; intervals that do not overlap are marked."""
-    rows, before = [], {name: (value, low, high) for name, value, low, high in leaves(old)}
-    for name, value, low, high in leaves(new):
-        if name in before:
-            old_value, old_low, old_high = before[name]
-            is_apart = low > old_high or old_low > high
-            quotient = f"{value / old_value:.3f}" if old_value else "-"
-            rows.append([name, f"{old_value:.4g}", f"{value:.4g}", quotient, "differs" if is_apart else ""])
-    return rows
-
-
-def leaves(numbers: dict[str, Any], path: str = "") -> Iterator[tuple[str, float, float, float]]:
-    """Yield name, value and interval of every number; a number without an interval overlaps with everything."""
-    has_interval = numbers.keys() >= INTERVAL
-    if has_interval:
-        yield path, numbers["ratio"], numbers["low"], numbers["high"]
-    for name, value in numbers.items():
-        where = f"{path} / {name}" if path else name
-        if isinstance(value, dict):
-            yield from leaves(value, where)
-        elif type(value) in (int, float) and not (has_interval and name in INTERVAL):
-            yield where, value, -float("inf"), float("inf")
+def rows(old: dict[str, Any], new: dict[str, Any]) -> list[list[str]]:
+    """Return a row for every number that both have; ratios whose intervals do not overlap are marked."""
+    before, after = (pd.json_normalize(numbers, sep=" / ").to_dict("records")[0] for numbers in (old, new))
+    result = []
+    for name, value in after.items():
+        entry, _, last = str(name).rpartition(" / ")
+        if name not in before or last in ("low", "high"):
+            continue
+        mark = ""
+        if last == "ratio":
+            low, high = f"{entry} / low", f"{entry} / high"
+            mark = "differs" if after[low] > before[high] or before[low] > after[high] else ""
+        quotient = f"{value / before[name]:.3f}" if before[name] else "-"
+        result.append([str(name), f"{before[name]:.4g}", f"{value:.4g}", quotient, mark])
+    return result

@@ -11,13 +11,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from scripts.bench import workloads
+from scripts.bench import common
 from utils.run.training import Training
 from utils.tables import aligned
 
@@ -35,34 +36,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> dict[str, dict[str, int]]:
     rows = [["model, norm", "operations", "kernels", "library calls", "operations / both"]]
     results = {}
-    for model in arguments.models:
-        for norm in arguments.norms:
-            counts = results[f"{model}, {norm}"] = counted(model, norm, arguments.width)
-            gain = counts["operations"] / (counts["kernels"] + counts["library_calls"])
-            rows.append([f"{model}, {norm}", *map(str, counts.values()), f"{gain:.1f}"])
+    for model, norm in product(arguments.models, arguments.norms):
+        counts = results[f"{model}, {norm}"] = count(model, norm, arguments.width)
+        gain = counts["operations"] / (counts["kernels"] + counts["library_calls"])
+        rows.append([f"{model}, {norm}", *map(str, counts.values()), f"{gain:.1f}"])
     print(aligned(rows), end="\n\n")
     return results
 
 
-def counted(model: str, norm: str, width: int) -> dict[str, int]:
-    options = {"model": model, "norm": norm, "num_filters": width} | workloads.norm_options(norm, width)
-    plain, compiled = (workloads.training_in_second_task(**options, compile=way) for way in (False, True))
+def count(model: str, norm: str, width: int) -> dict[str, int]:
+    options = {"model": model, "norm": norm, "num_filters": width} | common.norm_options(norm, width)
+    plain, compiled = (common.training_in_second_task(**options, compile=way) for way in (False, True))
     forward_and_backward(plain)  # creates constants
-    with Operations() as dispatched:
+    with Operations() as operations:
         forward_and_backward(plain)
     with generated_code() as graphs:
         forward_and_backward(compiled)  # its numbers are void
     code = "\n".join(graphs)
-    return {
-        "operations": dispatched.names.total(),
-        "kernels": len(KERNEL.findall(code)),
-        "library_calls": len(LIBRARY.findall(code)),
-    }
+    kernels, library_calls = (len(pattern.findall(code)) for pattern in (KERNEL, LIBRARY))
+    return {"operations": operations.names.total(), "kernels": kernels, "library_calls": library_calls}
 
 
 def forward_and_backward(training: Training) -> None:
     method = training.method
-    batch, index = workloads.next_step(training)
+    batch, index = common.next_step(training)
     batches = method.batches(batch, index)
     norms: Any = method.net.norms
     weight = norms.penalty_weight(index.task, True) or None

@@ -7,21 +7,21 @@ Ratios are medians of paired, interleaved repetitions with a 95 % bootstrap inte
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from scripts.bench import workloads
-from scripts.bench.timing import interleaved, ratio_text, ratios_to
+from scripts.bench.common import interleaved, median_ms, norm_options, norm_stack, ratio, ratio_text, training_step
 from utils.tables import aligned
 
-# Name in the table: norm, its options.
-CANDIDATES: dict[str, tuple[str, dict[str, str]]] = {
-    "bn": ("bn", {}),
-    "gn": ("gn", {}),
-    "cn": ("cn", {}),
-    "adab2n reference": ("adab2n", {"norm_impl": "reference"}),
-    "adab2n": ("adab2n", {"norm_impl": "auto"}),
+CANDIDATES: dict[str, dict[str, str]] = {  # options by name in the table
+    "bn": {"norm": "bn"},
+    "gn": {"norm": "gn"},
+    "cn": {"norm": "cn"},
+    "adab2n reference": {"norm": "adab2n", "norm_impl": "reference"},
+    "adab2n": {"norm": "adab2n", "norm_impl": "auto"},
 }
-MODELS = ("er_ace", "derpp")
+LAYERS_PER_STAGE = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,46 +31,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    tables = {"layers": layer_ratios, "steps": step_ratios}
-    numbers = {}
+    width = arguments.width
+    numbers: dict[str, dict[str, Any]] = {}
     for name in arguments.only:
-        numbers[name] = tables[name](arguments)
-        rows = [[f"{name}, width {arguments.width}: ms of bn, then ratios to it", *CANDIDATES]]
-        for title, entries in numbers[name].items():
-            ratios = [ratio_text(entries[candidate]) for candidate in list(CANDIDATES)[1:]]
-            rows.append([title, f"{entries['bn']['ms']:.2f}", *ratios])
+        rows = [[f"{name}, width {width}: ms of bn, then ratios to it", *CANDIDATES]]
+        numbers[name] = entries = {}
+        for title, build in (layers(width, arguments.batch) if name == "layers" else steps(width)).items():
+            candidates = {
+                name: build(**options, **norm_options(options["norm"], width)) for name, options in CANDIDATES.items()
+            }
+            seconds = interleaved(candidates, arguments.repetitions)
+            entries[title] = {
+                name: {"ms": median_ms(times), **ratio(times, seconds["bn"])} for name, times in seconds.items()
+            }
+            ratios = [ratio_text(entries[title][candidate]) for candidate in list(CANDIDATES)[1:]]
+            rows.append([title, f"{entries[title]['bn']['ms']:.2f}", *ratios])
         print(aligned(rows), end="\n\n", flush=True)
     return numbers
 
 
-def layer_ratios(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """Compare the five layers of each shape, and all 20."""
-    all_shapes = workloads.resnet18_shapes(arguments.width)
-    stacks = {
-        f"{c} x {side} x {side}": [(c, side)] * workloads.LAYERS_PER_STAGE for c, side in dict.fromkeys(all_shapes)
-    }
-    results = {}
-    for title, shapes in {**stacks, "all 20": all_shapes}.items():
-        candidates = {
-            name: workloads.norm_stack(
-                norm, shapes, arguments.batch, **options, **workloads.norm_options(norm, arguments.width)
-            )
-            for name, (norm, options) in CANDIDATES.items()
-        }
-        results[title] = ratios_to(interleaved(candidates, arguments.repetitions), "bn")
-    return results
+def layers(width: int, batch: int) -> dict[str, Callable[..., Callable[[], object]]]:
+    """Return what builds the five norm layers of each stage of ResNet-18, and all 20."""
+    stages = [[(width * 2**stage, 32 // 2**stage)] * LAYERS_PER_STAGE for stage in range(4)]
+    stacks = {f"{shapes[0][0]} x {shapes[0][1]} x {shapes[0][1]}": shapes for shapes in stages}
+    stacks["all 20"] = [shape for shapes in stages for shape in shapes]
+    return {title: partial(norm_stack, shapes, batch) for title, shapes in stacks.items()}
 
 
-def step_ratios(arguments: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """Compare whole steps, all norms with the same joint forward pass."""
-    results = {}
-    for model in MODELS:
-        common = {"model": model, "num_filters": arguments.width, "replay_forward": "joint"}
-        candidates = {
-            name: workloads.training_step(
-                norm=norm, **common, **options, **workloads.norm_options(norm, arguments.width)
-            )
-            for name, (norm, options) in CANDIDATES.items()
-        }
-        results[model] = ratios_to(interleaved(candidates, arguments.repetitions), "bn")
-    return results
+def steps(width: int) -> dict[str, Callable[..., Callable[[], object]]]:
+    """Return what builds whole steps, all norms with the same joint forward pass."""
+    common = {"num_filters": width, "replay_forward": "joint"}
+    return {model: partial(training_step, model=model, **common) for model in ("er_ace", "derpp")}

@@ -16,11 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from scripts.bench import workloads
-from scripts.bench.timing import median_ms, now, ratio, ratio_text
+from scripts.bench.common import TASKS, median_ms, new_training, norm_options, now, ratio, ratio_text
 from utils.config.loop_options import Interval
 from utils.config.resolve import resolve
 from utils.run.checkpoints import Checkpoints
@@ -45,23 +43,20 @@ class Work:
 class Recorder(Observer):
     """Keeps everything that goes through the network."""
 
-    def __init__(self, net: nn.Module):
-        self.net, self.work = net, list[Work]()
+    def __init__(self, net: Any):
+        self.net, self.output, self.work = net, net.output, list[Work]()
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        output: Any = net.output
+        net.output = self.record
 
-        def recorded(*inputs: Any, **keywords: Any) -> Any:
-            if net.training:
-                self.calls.append((inputs, keywords))
-            else:
-                self.work.append(Work([(inputs, keywords)]))
-            return output(*inputs, **keywords)
-
-        net.output = recorded  # type: ignore[assignment] # nn.Module declares its attributes as tensors and modules
+    def record(self, *inputs: Any, **keywords: Any) -> Any:
+        if self.net.training:
+            self.calls.append((inputs, keywords))
+        else:
+            self.work.append(Work([(inputs, keywords)]))
+        return self.output(*inputs, **keywords)
 
     def on_step(self, step: Step) -> None:
-        norms: Any = self.net.norms
-        weight = norms.penalty_weight(step.index.task, len(step.batches) > 1)
+        weight = self.net.norms.penalty_weight(step.index.task, len(step.batches) > 1)
         labels = torch.cat([batch.labels for batch in step.batches.values()])
         self.work.append(Work(self.calls, step.index.task, weight, labels))
         self.calls = []
@@ -78,48 +73,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     rows, results = [["model, norm, width", "steps/s", "own ms/step", "run / bare loop"]], {}
     for model, norm, width in product(arguments.models, arguments.norms, arguments.widths):
-        options = {"model": model, "norm": norm, "num_filters": width} | workloads.norm_options(norm, width)
+        options = {"model": model, "norm": norm, "num_filters": width} | norm_options(norm, width)
         title = f"{model}, {norm}, {width}"
-        results[title] = numbers = compared(arguments, options)
+        results[title] = numbers = measure_run(options, arguments.steps, arguments.repetitions)
         cells = [f"{numbers['steps_per_s']:.2f}", f"{numbers['own_ms_per_step']:.2f}"]
         rows.append([title, *cells, ratio_text(numbers["run / bare"])])
     print(aligned(rows), end="\n\n")
     return results
 
 
-def compared(arguments: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+def measure_run(options: dict[str, Any], steps: int, repetitions: int) -> dict[str, Any]:
     """Time runs and bare loops in turns, each from the beginning."""
-    training = new_run(arguments, options)
-    recorder = Recorder(training.method.net)
-    training.observers = [recorder]
-    training.run()
-    seconds: dict[str, list[float]] = {"run": [], "bare": []}
-    for repetition in range(arguments.repetitions):
-        for name in sorted(seconds, reverse=bool(repetition % 2)):
-            training = new_run(arguments, options)
-            with tempfile.TemporaryDirectory(dir=".") as folder:
-                training.observers = [JsonLines(Path(folder) / "metrics.jsonl")]
-                training.checkpoints = Checkpoints(Path(folder), {}, {}, Interval(seconds=300))
-                start = now()
-                if name == "run":
-                    training.run()
-                else:
-                    bare_loop(training, recorder.work)
-                seconds[name].append(now() - start)
-    steps = arguments.steps * workloads.TASKS
-    whole, bare = (np.array(seconds[name]) for name in ("run", "bare"))
+    train_size = steps * resolve({"dataset": "seq-cifar10", **options}).batch_size
+    seconds: dict[str, list[float]] = {"record": [], "run": [], "bare": []}
+    work: list[Work] = []
+    for name in ["record", *["run", "bare", "bare", "run"] * repetitions][: 1 + 2 * repetitions]:
+        training = new_training(train_size, steps * TESTS_PER_STEP, **options)
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            training.observers = [JsonLines(Path(folder) / "metrics.jsonl")]
+            training.checkpoints = Checkpoints(Path(folder), {}, {}, Interval(seconds=300))
+            if name == "record":
+                recorder = Recorder(training.method.net)
+                training.observers, work = [recorder], recorder.work
+            start = now()
+            if name == "bare":
+                bare_loop(training, work)
+            else:
+                training.run()
+            seconds[name].append(now() - start)
+    whole, bare = np.array(seconds["run"]), np.array(seconds["bare"])
     return {
         "run_s": float(np.median(whole)),
         "bare_s": float(np.median(bare)),
-        "steps_per_s": steps / float(np.median(whole)),
-        "own_ms_per_step": median_ms(whole - bare) / steps,
+        "steps_per_s": steps * TASKS / float(np.median(whole)),
+        "own_ms_per_step": median_ms(whole - bare) / (steps * TASKS),
         "run / bare": ratio(whole, bare),
     }
-
-
-def new_run(arguments: argparse.Namespace, options: dict[str, Any]) -> Training:
-    batch = resolve({"dataset": "seq-cifar10", **options}).batch_size
-    return workloads.new_training(arguments.steps * batch, arguments.steps * TESTS_PER_STEP, **options)
 
 
 def bare_loop(training: Training, work: list[Work]) -> None:

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from scripts.bench.__main__ import SUBJECTS, main
-from scripts.bench.compare import compared, machine_differences
+from scripts.bench.common import interleaved, ratio
+from scripts.bench.compare import rows
 from scripts.bench.kernels import KERNEL, LIBRARY, Operations
-from scripts.bench.machine import description
-from scripts.bench.timing import interleaved, ratio
 
-NUMBERS = {"ms": {"bn": 2.0, "gn": 3}, "bn / gn": {"ratio": 1.0, "low": 0.9, "high": 1.1}, "is_fast": True}
+NUMBERS = {"ms": {"bn": 2.0, "gn": 3}, "bn / gn": {"ratio": 1.0, "low": 0.9, "high": 1.1}}
 TINY = {
     "norms": ["--width", "2", "--batch", "4"],
     "run": ["--widths", "2", "--steps", "2", "--norms", "adab2n"],
@@ -41,11 +40,13 @@ def check_subject(subject, folder, capsys):
     file = folder / "numbers.json"
     assert main([subject, *TINY[subject], "--repetitions", "1", "--threads", "1", "--json", str(file)]) == 0
     assert capsys.readouterr().out
-    assert json.loads(file.read_text())["about"]["subject"] == subject
+    about = json.loads(file.read_text())["about"]
+    assert about["subject"] == subject
+    assert socket.gethostname() not in json.dumps(about)
     assert main(["compare", str(file), str(file)]) == 0
-    rows = [row for row in capsys.readouterr().out.splitlines()[1:] if row]
-    assert rows
-    assert all(row.endswith("1.000") for row in rows)
+    lines = [line for line in capsys.readouterr().out.splitlines()[1:] if line]
+    assert lines
+    assert all(line.endswith("1.000") for line in lines)
 
 
 @pytest.mark.parametrize("subject", ["norms", "run"])  # tests/compiled runs the others, which take minutes
@@ -71,19 +72,21 @@ def test_ratio_is_the_median_of_pairs():
 
 
 def test_numbers_are_compared_by_name():
-    new = {"ms": {"bn": 3.0, "sn": 1.0}, "bn / gn": {"ratio": 1.3, "low": 1.2, "high": 1.4}, "is_fast": False}
-    assert compared(NUMBERS, new) == [
+    new = {"ms": {"bn": 3.0, "sn": 1.0}, "bn / gn": {"ratio": 1.3, "low": 1.2, "high": 1.4}}
+    assert rows(NUMBERS, new) == [
         ["ms / bn", "2", "3", "1.500", ""],
-        ["bn / gn", "1", "1.3", "1.300", "differs"],
+        ["bn / gn / ratio", "1", "1.3", "1.300", "differs"],
     ]
     overlapping = {"bn / gn": {"ratio": 1.2, "low": 1.1, "high": 1.4}}
-    assert compared(NUMBERS, overlapping) == [["bn / gn", "1", "1.2", "1.200", ""]]
+    assert rows(NUMBERS, overlapping) == [["bn / gn / ratio", "1", "1.2", "1.200", ""]]
 
 
-def test_another_machine_is_noted_but_not_another_commit():
-    old = {"cpu": "one", "torch": "2", "commit": "a", "load": 1.0}
-    assert machine_differences(old, old | {"commit": "b", "load": 3.0}) == []
-    assert machine_differences(old, old | {"cpu": "two"}) == ["cpu was one, is two"]
+def test_another_machine_is_noted_but_not_another_commit(tmp_path, capsys):
+    old = write_numbers(tmp_path / "old", NUMBERS, commit="a", load=1.0)
+    assert main(["compare", old, write_numbers(tmp_path / "new", NUMBERS, commit="b", load=3.0)]) == 0
+    assert "note" not in capsys.readouterr().out
+    assert main(["compare", old, write_numbers(tmp_path / "new", NUMBERS, cpu="two", commit="b", load=3.0)]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "note" in line] == ["note: cpu was one, is two"]
 
 
 @pytest.mark.parametrize(("name", "keyword"), [("none", "cannot read"), ("list", "--json"), ("other", "compile")])
@@ -100,12 +103,6 @@ def test_usage_errors_end_with_code_2(capsys):
     assert main(["run", "--norms", "nope", "--threads", "1"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "nope" in line
-
-
-def test_description_does_not_name_the_machine():
-    about = description(2)
-    assert {"cpu", "cores", "torch", "python", "threads"} <= about.keys()
-    assert socket.gethostname() not in json.dumps(about)
 
 
 def test_views_are_not_counted():

@@ -1,0 +1,188 @@
+"""What benchmarks share: timing, workloads on random data, and a description of the machine."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from backbone.norms import norm_factory
+from utils.config.resolve import resolve
+from utils.data.augment import Crop, Flip
+from utils.data.stream import Stream, StreamSpec, TensorStream, make_batch, ranges
+from utils.device import pick_device
+from utils.packages import version
+from utils.run.build import build_method, build_network
+from utils.run.records import commit
+from utils.run.training import Cursor, Training
+from utils.step import Batch, StepIndex
+
+TASKS, CLASSES = 5, 10
+
+# --- timing -----------------------------------------------------------------------------------------------------------
+
+
+def now() -> float:
+    """Return the time in seconds, after a GPU has finished its queue."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def interleaved(
+    candidates: Mapping[str, Callable[[], object]], repetitions: int, warmup: int = 3
+) -> dict[str, np.ndarray]:
+    """Return the seconds of every repetition of every candidate.
+
+    Every repetition runs each candidate once, in rotating order, so that noise of the machine hits all alike.
+    """
+    names = list(candidates)
+    seconds = {name: np.zeros(repetitions) for name in names}
+    for name in names * warmup:
+        candidates[name]()
+    gc.collect()
+    gc.disable()
+    for repetition in range(repetitions):
+        for name in names[repetition % len(names) :] + names[: repetition % len(names)]:
+            start = now()
+            candidates[name]()
+            seconds[name][repetition] = now() - start
+    gc.enable()
+    return seconds
+
+
+def ratio(seconds: np.ndarray, base: np.ndarray) -> dict[str, float]:
+    """Return the median of the paired ratios with a 95 % bootstrap interval."""
+    ratios = seconds / base
+    draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    return {"ratio": float(np.median(ratios)), "low": float(low), "high": float(high)}
+
+
+def median_ms(seconds: np.ndarray) -> float:
+    return float(np.median(seconds)) * 1e3
+
+
+def ratio_text(entry: Mapping[str, float]) -> str:
+    return f"{entry['ratio']:.3f} [{entry['low']:.3f}, {entry['high']:.3f}]"
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Return hardware and versions, but neither host name nor paths."""
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": threads,
+        "load": round(os.getloadavg()[0], 1),  # over the last minute, the benchmark's own threads included
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "triton": version("triton"),
+        "commit": commit(),
+    }
+
+
+def has_bfloat16() -> bool:
+    """Return whether the hardware computes in bfloat16, so that it may be faster."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported()
+
+
+# --- workloads --------------------------------------------------------------------------------------------------------
+
+
+def norm_options(norm: str, width: int) -> dict[str, int]:
+    """Return the options that a norm needs at a width: half as many groups as channels, as in the paper's 32 and 64."""
+    return {"groups": width // 2} if norm in ("gn", "cn") else {}
+
+
+def norm_stack(shapes: list[tuple[int, int]], batch: int, norm: str, **options: Any) -> Callable[[], None]:
+    """Return a function that runs forward and backward of these layers, each on an input of its own."""
+    factory, device = norm_factory(norm, **options), pick_device("auto")
+    layers = [factory(channels, spatial=(side, side)).to(device) for channels, side in shapes]
+    factory.shared.to(device)
+    for task in range(TASKS):
+        factory.shared.begin_task(n_classes=task + 1)
+    parameters = [p for module in (*layers, factory.shared) for p in module.parameters()]
+    draw = torch.Generator().manual_seed(0)
+    inputs, gradients = (
+        [torch.randn(batch, channels, side, side, generator=draw).to(device) for channels, side in shapes]
+        for _ in range(2)
+    )
+    leaves = [*(tensor.requires_grad_() for tensor in inputs), *parameters]
+    tasks = torch.cat([torch.full((batch // 2,), TASKS - 1), torch.arange(batch - batch // 2) % TASKS]).to(device)
+
+    def forward_and_backward() -> None:
+        weight = factory.shared.penalty_weight(1, True)
+        with factory.shared.forward_pass(tasks, penalized=weight > 0) as this:
+            outputs = [layer(tensor) for layer, tensor in zip(layers, inputs, strict=True)]
+        roots, directions = outputs, gradients
+        if weight:
+            penalty = weight * this.report.penalty
+            roots, directions = [*outputs, penalty], [*gradients, torch.ones_like(penalty)]
+        # `backward` would copy gradients into the leaves, which does not happen to inputs inside a network.
+        torch.autograd.grad(roots, leaves, directions, allow_unused=True)
+
+    return forward_and_backward
+
+
+def new_training(train_size: int = 500, test_size: int = 10, **options: Any) -> Training:
+    """Return a run that has not begun, on random images in the form of Split CIFAR-10, with so many for each task."""
+    config = resolve({"dataset": "seq-cifar10", **options})
+    sizes = (train_size,) * TASKS, (test_size,) * TASKS
+    mean, std, augmentation = (0.5,) * 3, (0.25,) * 3, (Crop(4), Flip())
+    spec = StreamSpec("noise", "class", TASKS, CLASSES, (3, 32, 32), mean, std, augmentation, *sizes)
+    rng, device = np.random.default_rng(0), pick_device(config.device)
+
+    def split(size: int) -> Batch:
+        labels = np.arange(size * TASKS) * CLASSES // (size * TASKS)
+        return make_batch(rng.integers(0, 256, (len(labels), *spec.image_shape), dtype=np.uint8), labels)
+
+    where = ranges(sizes[0]), ranges(sizes[1])
+    tensors = TensorStream(spec, split(train_size), split(test_size), *where, config.seed, config.batch_size)
+    method = build_method(config, spec, build_network(config, spec, device), device)
+    return Training(config, cast(Stream, tensors.to(device)), method)
+
+
+def training_in_second_task(**options: Any) -> Training:
+    """Return a run at the beginning of its second task, with a full buffer, so that every method replays."""
+    training = new_training(buffer_size=100, **options)
+    method, stream = training.method, training.stream
+    training.begin_task()
+    first = next(iter(stream.in_order(0, 100)))
+    assert method.buffer is not None, "only methods with a buffer replay"
+    logits = torch.zeros(len(first), CLASSES, device=first.labels.device)
+    method.buffer.add(replace(first, logits=logits), np.random.default_rng(0))
+    training.cursor = Cursor(task=1, step=len(first) // training.config.batch_size)
+    training.begin_task()
+    method.net.train()
+    return training
+
+
+def next_step(training: Training) -> tuple[Batch, StepIndex]:
+    """Return the first batch of the task and the index of the step that trains on it."""
+    batch = next(iter(training.stream.in_order(training.cursor.task, training.config.batch_size)))
+    return batch, StepIndex(training.cursor.task, training.cursor.step)
+
+
+def training_step(**options: Any) -> Callable[[], object]:
+    """Return a function that makes one whole step of the second task, on the same batch every time."""
+    training = training_in_second_task(**options)
+    batch, index = next_step(training)
+    return lambda: training.method.step(batch, index)

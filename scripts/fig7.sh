@@ -1,12 +1,3 @@
 #!/usr/bin/env bash
-# Figure 7, population statistics of all layers: DER++ on Split CIFAR-100 and joint training, recorded step by step. 4 runs.
-# Finished runs are not repeated and interrupted ones are resumed, so this may be started again at any time.
-# Further flags are passed to every run: scripts/fig7.sh --base_path DATA. In parallel: python -m scripts.reproduce run fig7
-set -euo pipefail
-cd "$(dirname "$0")/.."
-PYTHON=${PYTHON:-python}
-
-for norm in bn cn adab2n; do
-    $PYTHON main.py --model derpp --norm $norm --dataset seq-cifar100 --buffer_size 2000 --probe statistics --seed 0 "$@"
-done
-$PYTHON main.py --model joint --norm bn --dataset seq-cifar100 --probe statistics --seed 0 "$@"
+# Figure 7, population statistics of all layers: the runs of Figure 4.
+exec "$(dirname "$0")/fig4.sh" "$@"

@@ -6,7 +6,6 @@ evaluation. Runs are forked from a server that has everything imported, so that 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import multiprocessing
@@ -15,8 +14,9 @@ import random
 import shutil
 import signal
 import time
-from dataclasses import dataclass
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 # Imported once in the server, not in every run.
@@ -41,8 +41,7 @@ FLAGS_OF = {"gdumb": ["--fitting_epochs", "4"], "cn": ["--groups", "2"]}
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@dataclass(frozen=True)
-class Kill:
+class Kill(NamedTuple):
     aim: str
     hit: bool  # a file half written, or an evaluation cut short; always for "any moment"
 
@@ -57,11 +56,7 @@ def combinations() -> list[list[str]]:
 
 def run(options: list[str], results: Path) -> None:
     further = [flag for part, flags in FLAGS_OF.items() if part in options for flag in flags]
-    with (
-        open(results.with_suffix(".output"), "a") as output,
-        contextlib.redirect_stdout(output),
-        contextlib.redirect_stderr(output),
-    ):
+    with open(results.with_suffix(".output"), "a") as output, redirect_stdout(output), redirect_stderr(output):
         code = main([*options, *further, *FLAGS, "--results_path", str(results)])
     os._exit(code)
 
@@ -93,12 +88,11 @@ def kill(process, results: Path, aim: str, task_ends: set[int], draw: random.Ran
     process.join()
     if process.exitcode != -signal.SIGKILL:
         return None
-    hit = {
-        "any moment": True,
-        "inside a checkpoint": bool(half_written(results) - leftovers),
-        "at the end of a task": newest_step(results) > max(evaluated_steps(results), default=0),
-    }
-    return Kill(aim, hit[aim])
+    if aim == "inside a checkpoint":
+        return Kill(aim, bool(half_written(results) - leftovers))
+    if aim == "at the end of a task":
+        return Kill(aim, newest_step(results) > max(evaluated_steps(results), default=0))
+    return Kill(aim, True)
 
 
 def newest_step(results: Path) -> int:
@@ -114,14 +108,6 @@ def evaluated_steps(results: Path) -> set[int]:
     """Return the steps after which there was an evaluation: the ends of tasks."""
     lines = [line for path in results.glob("runs/*/metrics.jsonl") for line in path.read_text().splitlines()]
     return {event["step"] for event in map(json.loads, lines) if event["event"] == "evaluation"}
-
-
-def differences(straight: Path, killed: Path) -> list[str]:
-    try:
-        expected, actual = outcome(straight), outcome(killed)
-    except (OSError, ValueError) as error:
-        return [f"no outcome ({error})"]
-    return [name for name in expected if expected[name] != actual[name]]
 
 
 def kill_and_resume(options: list[str], kills: int, seed: int, folder: Path) -> tuple[list[Kill], list[str]]:
@@ -142,8 +128,9 @@ def kill_and_resume(options: list[str], kills: int, seed: int, folder: Path) -> 
             finished += 1  # before it could be killed: start over
         process.join()
         if process.exitcode != 0:
-            differing.append(f"exit code {process.exitcode}")
-        differing += differences(straight, killed)
+            return done, [f"exit code {process.exitcode}"]
+        expected, actual = outcome(straight), outcome(killed)
+        differing = [name for name in expected if expected[name] != actual[name]]
         shutil.rmtree(killed)
         if len(done) >= kills:
             break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -81,10 +82,9 @@ def ratio_text(entry: Mapping[str, float]) -> str:
 def machine(threads: int) -> dict[str, Any]:
     """Return hardware and versions, but neither host name nor paths."""
     cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    model = re.search(r"^model name\s*:\s*(.+)$", cpu_info.read_text(), re.MULTILINE) if cpu_info.exists() else None
     return {
-        "cpu": models[0] if models else platform.processor() or platform.machine(),
+        "cpu": model[1] if model else platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

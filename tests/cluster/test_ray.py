@@ -46,62 +46,49 @@ def raylet_of(run) -> int:
     return parent(ray_worker_of(run))
 
 
-def swept(runs, wanted, cluster, disturb=None, retries: int = 2):
+def run_sweep(folder: Path, cluster, expected, disturb) -> list[str]:
+    """Sweep four runs while `disturb` acts on them, check their results, and return the lines of the display."""
+    runs, wanted = long_runs(folder, 4)
     engine, display = RayEngine(cluster.address, None, gpus=True, jobs_per_gpu=1), Lines()
     assert engine.slots == 2
-    thread = threading.Thread(target=disturb or (lambda: None))
+    thread = threading.Thread(target=disturb, args=(wanted, cluster))
     thread.start()
-    outcome = sweep(wanted, runs, engine, retries=retries, display=display)
+    outcome = sweep(wanted, runs, engine, retries=2, display=display)
     thread.join()
-    return outcome, display.lines
-
-
-def assert_as_expected(wanted, expected) -> None:
+    assert (len(outcome.done), outcome.failed) == (4, {})
     assert {run.name: results_of(run) for run in wanted} == expected
     assert {run.log.read_text().count("record: ") for run in wanted} == {1}  # none was run to its end twice
     conditions = [json.loads((run.folder / "record.json").read_text())["conditions"] for run in wanted]
     assert all([each["num_threads"] for each in attempts] == [1] for attempts in conditions)
+    return display.lines
 
 
 def test_runs_use_both_nodes(cluster, expected, tmp_path):
-    runs, wanted = long_runs(tmp_path, 4)
     raylets = set()
 
-    def look():
+    def look(wanted, cluster):
         running = wait_for(lambda: [run for run in wanted if under_way(run)][1:] and wanted)
         raylets.update(raylet_of(run) for run in running if owner_of(run))
 
-    outcome, _ = swept(runs, wanted, cluster, look)
-    assert (len(outcome.done), outcome.failed) == (4, {})
+    run_sweep(tmp_path, cluster, expected, look)
     assert len(raylets) == 2
-    assert_as_expected(wanted, expected)
 
 
-def test_killed_ray_worker_costs_nothing(cluster, expected, tmp_path):
-    runs, wanted = long_runs(tmp_path, 4)
-
-    def kill():
-        [victim, *_] = wait_for(lambda: [run for run in wanted if under_way(run)])
-        os.kill(ray_worker_of(victim), signal.SIGKILL)
-
-    outcome, lines = swept(runs, wanted, cluster, kill)
-    assert (len(outcome.done), outcome.failed) == (4, {})
-    assert any("ended unfinished; attempt 2 of 3" in line for line in lines)
-    assert_as_expected(wanted, expected)
+def kill_worker(wanted, cluster):
+    [victim, *_] = wait_for(lambda: [run for run in wanted if under_way(run)])
+    os.kill(ray_worker_of(victim), signal.SIGKILL)
 
 
-def test_lost_node_costs_nothing(cluster, expected, tmp_path):
-    runs, wanted = long_runs(tmp_path, 4)
+def lose_node(wanted, cluster):
     raylet = cluster.second.all_processes["raylet"][0].process.pid
+    wait_for(lambda: any(under_way(run) and raylet_of(run) == raylet for run in wanted))
+    cluster.remove_node(cluster.second, allow_graceful=False)
 
-    def lose():
-        wait_for(lambda: any(under_way(run) and raylet_of(run) == raylet for run in wanted))
-        cluster.remove_node(cluster.second, allow_graceful=False)
 
-    outcome, lines = swept(runs, wanted, cluster, lose)
-    assert (len(outcome.done), outcome.failed) == (4, {})
-    assert any("ended unfinished" in line for line in lines)
-    assert_as_expected(wanted, expected)
+@pytest.mark.parametrize("disturb", [kill_worker, lose_node])
+def test_lost_worker_or_node_costs_nothing(disturb, cluster, expected, tmp_path):
+    lines = run_sweep(tmp_path, cluster, expected, disturb)
+    assert any("ended unfinished; attempt 2 of 3" in line for line in lines)
 
 
 def test_stopped_sweep_leaves_checkpoints_and_no_process(tmp_path):

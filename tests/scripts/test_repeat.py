@@ -26,8 +26,8 @@ def records(original, tmp_path):
 
 
 def repeat(records, *words: str) -> int:
-    return reproduce(["repeat", *words, "--records", str(records), "--results_path", str(records.parent / "again"),
-                      "--workers", "1", "--gpus", "none"])  # fmt: skip
+    folders = ["--records", str(records), "--results_path", str(records.parent / "again")]
+    return reproduce(["repeat", *folders, "--workers", "1", "--gpus", "none", *words])
 
 
 def read(folder) -> dict:
@@ -69,7 +69,6 @@ def test_another_instruction_set_is_named(original):
     record = read(original)
     other = record | {"conditions": [record["conditions"][0] | {"device": "cpu (AVX3)"}]}
     assert "instruction set" in comparison_line(other, record)
-    assert "cpu (AVX3)" in comparison_line(other, record)
 
 
 def test_a_run_has_as_many_threads_as_before(original, records, monkeypatch):
@@ -99,7 +98,7 @@ def test_a_choice_is_the_same_every_time():
 )
 def test_refusals_are_one_line(records, capsys, words, keyword):
     try:
-        code = reproduce(["repeat", "--records", str(records), *words])
+        code = repeat(records, *words)
     except SystemExit as error:
         code = error.code
     assert code == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UsageError
-from utils.run.records import BadRecord, provenance_text, read_record
+from utils.run.records import provenance_text
 from utils.studies.display import Display
 from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.presets import PRESETS
@@ -19,10 +19,13 @@ from utils.studies.sweep import sweep
 
 def repeat(arguments: Namespace) -> int:
     """Train again into a new folder, so that no earlier repetition can be returned."""
-    records = finished_records(Path(arguments.records))
-    names = choose(list(records), arguments.runs, arguments.count)
     folder = Path(arguments.results_path) / time.strftime("%Y%m%d-%H%M%S")
-    runs = Runs(PRESETS["paper"], str(folder), measured=folder)  # without the kept records, which are repeated
+    recorded = Runs(PRESETS["paper"], str(folder), measured=Path(arguments.records))
+    records = {record["run"]: record for record in recorded.all_records()}
+    for path, reason in recorded.untrusted.items():
+        raise UsageError(f"{path}: {reason}")
+    names = choose(list(records), arguments.runs, arguments.count)
+    runs = Runs(PRESETS["paper"], str(folder), measured=folder)  # without the records that are repeated
     wanted = []
     for name in names:
         options: dict[str, Any] = {"config": Path(arguments.records) / name / "record.json", "results_path": folder}
@@ -39,23 +42,10 @@ def repeat(arguments: Namespace) -> int:
     return outcome.exit_code or int(identical < len(lines))
 
 
-def finished_records(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the records of finished runs, by name."""
-    records = {}
-    for path in sorted(folder.glob("*/record.json")):
-        try:
-            record = read_record(path)
-        except BadRecord as error:
-            raise UsageError(f"{path}: {error}") from None
-        if record is not None and record["status"] == "finished":
-            records[record["run"]] = record
-    if not records:
-        raise UsageError(f"{folder} has no record of a finished run; set --records")
-    return records
-
-
 def choose(known: list[str], names: list[str], count: int) -> list[str]:
     """Return the runs that are named, or a random choice, which is the same every time."""
+    if not known:
+        raise UsageError("no record of a finished run; set --records")
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no record of a finished run is called {unknown[0]}; see the folder of --records")
     return list(dict.fromkeys(names)) or random.Random(0).sample(known, min(count, len(known)))

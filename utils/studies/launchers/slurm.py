@@ -18,7 +18,7 @@ from utils.errors import UsageError
 from utils.studies.runs import Run
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-POLL_SECONDS = 5.0  # between two looks at the queue
+POLL_SECONDS = 5.0  # between two looks at the queue, whose controller others use too
 CHECKPOINT_SECONDS = 120.0  # that runs have for their last checkpoint
 
 SCRIPT = r"""#!/bin/bash
@@ -66,7 +66,6 @@ class SlurmEngine:
         self.pending: list[Run] = []
         self.job = ""
         self.names: dict[str, str] = {}  # of the runs, by id of the task, such as 17_3
-        self.next_poll = 0.0
 
     def start(self, run: Run) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -100,10 +99,7 @@ class SlurmEngine:
     def finished(self, timeout: float) -> Sequence[tuple[str, int | None]]:
         if self.pending:
             self.submit()
-        time.sleep(timeout)
-        if time.monotonic() < self.next_poll:
-            return []
-        self.next_poll = time.monotonic() + POLL_SECONDS
+        time.sleep(POLL_SECONDS)
         queued = self._queued_tasks()
         return [(self.names.pop(task), None) for task in list(self.names) if task not in queued]
 

@@ -60,7 +60,9 @@ class FromFiles(Dataset):
         if self._cache is None:
             size = self.image_shape[1] if self.holds_images else None
             files, folder = self.listed_files(config), Path(config.cache_path or config.base_path)
-            self._cache = ImageCache(folder, self.name, files, size, resize=self.resize, quiet=config.non_verbose)
+            self._cache = ImageCache(
+                folder, self.name, files, size, resize=self.resize, quiet=config.non_verbose, read_only=config.dry_run
+            )
         return self._cache
 
     def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
@@ -92,9 +94,17 @@ class ImageCache:
     """The cache file of some image files: a digest of their contents and, given a size, the decoded images."""
 
     def __init__(
-        self, folder: Path, name: str, files: ImageFiles, size: int | None, *, resize: bool = False, quiet: bool = False
+        self,
+        folder: Path,
+        name: str,
+        files: ImageFiles,
+        size: int | None,
+        *,
+        resize: bool = False,
+        quiet: bool = False,
+        read_only: bool = False,
     ):
-        self.files, self.size, self.resize, self.quiet = files, size, resize, quiet
+        self.files, self.size, self.resize, self.quiet, self.read_only = files, size, resize, quiet, read_only
         try:
             stat_digest = files.stat_digest()
         except OSError as error:
@@ -108,6 +118,8 @@ class ImageCache:
     def digest(self) -> str:
         """Digest of the names and contents of all image files."""
         content = load(self.path, header_only=True)
+        if content is None and self.read_only:
+            return self._decode(None)[0]  # a dry run needs no pixels
         if content is None:
             content = self._load_or_decode()
             self._arrays = content[1]
@@ -132,7 +144,7 @@ class ImageCache:
                 if content is None:
                     if self.path.exists():
                         print(f"note: the image cache {self.path} is damaged; reading the images", file=sys.stderr)
-                    content = self._decode()
+                    content = self._decode(self.size)
                     self._write(*content)
         except OSError as error:
             print(
@@ -140,7 +152,7 @@ class ImageCache:
                 "set --cache_path to a writable folder",
                 file=sys.stderr,
             )
-        return content or self._decode()
+        return content or self._decode(self.size)
 
     def _write(self, digest: str, arrays: dict[str, np.ndarray]) -> None:
         from safetensors.numpy import save
@@ -149,11 +161,11 @@ class ImageCache:
         remove_temporaries(self.path)  # of killed processes: this one holds the lock
         write_atomically(self.path, lambda file: file.write(save(arrays, metadata=metadata)))
 
-    def _decode(self) -> Content:
-        """Read every file once, for its digest and its pixels."""
+    def _decode(self, size: int | None) -> Content:
+        """Read every file once, for its digest and, given a size, its pixels."""
         from tqdm import tqdm
 
-        digest, arrays, size = hashlib.sha256(), {}, self.size
+        digest, arrays = hashlib.sha256(), {}
         total = len(self.files.train.names) + len(self.files.test.names)
         with tqdm(total=total, desc="reading images", unit="img", disable=True if self.quiet else None) as bar:
             for part, files in (("train", self.files.train), ("test", self.files.test)):

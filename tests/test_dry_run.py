@@ -4,6 +4,9 @@ import re
 
 import pytest
 
+import datasets.image_cache
+from tests.datasets.image_trees import pixels, save
+
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
 TINY = [*DIGITS, "--debug_mode"]
 
@@ -43,3 +46,16 @@ def test_dry_run_needs_no_data_and_knows_a_finished_run(run_main, results, tmp_p
     before = sorted(results.rglob("*"))
     assert "(finished)" in run_main("--model", "sgd", *TINY, "--dry_run").stdout
     assert sorted(results.rglob("*")) == before
+
+
+def test_dry_run_reads_the_image_cache_and_writes_none(run_main, tmp_path, monkeypatch):
+    for k, part in enumerate(("train/a", "train/b", "test/a", "test/b")):
+        save(tmp_path / "images" / part / "0.png", pixels(k, side=8))
+    where = ["--base_path", str(tmp_path / "images"), "--n_tasks", "2", "--image_size", "8", "--debug_mode"]
+    words = ["--model", "sgd", "--dataset", "seq-folder", *where, "--backbone", "mlp", "--hidden", "4"]
+    before = run_main(*words, "--dry_run").stdout
+    assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["test", "train"]
+    finished = run_main(*words)
+    assert f"# folder: {finished.folder} (not finished)" in before
+    monkeypatch.setattr(datasets.image_cache, "read_file", lambda path: pytest.fail("read an image"))
+    assert f"# folder: {finished.folder} (finished)" in run_main(*words, "--dry_run").stdout

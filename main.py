@@ -11,25 +11,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from utils import console
 from utils.config.parser import as_toml, help_text, parse
 from utils.config.resolve import Config, resolve
-from utils.errors import DataMissing, RunFailed, UsageError
+from utils.errors import RunFailed, UsageError
 from utils.files import RunLocked
-from utils.run.signals import Interrupted, Signals
+from utils.run.signals import Signals
 
-if TYPE_CHECKING:
-    from utils.run.build import StreamBuilder
-    from utils.run.run_folder import RunFolder
-
-EXIT_CODES: dict[type[Exception], int] = {
-    UsageError: 2,
-    RunFailed: 1,
-    RunLocked: 3,
-    OSError: 2,
-}  # of what a command says in one line
+# Errors that a command reports in one line.
+EXIT_CODES: dict[type[Exception], int] = {UsageError: 2, RunFailed: 1, RunLocked: 3, OSError: 2}
 WORST_LAST = (0, 3, 1, 2)
 
 
@@ -40,19 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--help" in words or "-h" in words:
             print(help_text(words), end="")
             return 0
-        explicit = parse(words)
-        if "list" not in explicit:
-            return run(explicit)
-        from utils.config.listing import listing
-
-        print(listing(explicit["list"]))
+        return run(parse(words))
     except tuple(EXIT_CODES) as error:
         return complain(error)
-    except (Interrupted, KeyboardInterrupt) as error:
-        name = str(error) or "SIGINT"  # KeyboardInterrupt comes where there is nothing to save yet
+    except KeyboardInterrupt as error:
+        name = str(error) or "SIGINT"  # without a name where there is nothing to save yet
         print(f"stopped by {name}; the same command goes on from the last checkpoint", file=sys.stderr)
         return getattr(error, "exit_code", 130)
-    return 0
 
 
 def complain(error: Exception, about: str = "") -> int:
@@ -61,7 +47,13 @@ def complain(error: Exception, about: str = "") -> int:
 
 
 def run(explicit: dict[str, Any]) -> int:
+    """Do what the flags ask for; return the exit code."""
     seeds = explicit.pop("seeds", None)
+    if "list" in explicit:
+        from utils.config.listing import listing
+
+        print(listing(explicit["list"]))
+        return 0
     if "check_data" in explicit:
         from utils.run.data_check import check_data
 
@@ -74,35 +66,28 @@ def run(explicit: dict[str, Any]) -> int:
         return evaluate_saved(explicit)
     configs = [resolve(explicit | {"seed": seed}) for seed in seeds] if seeds else [resolve(explicit)]
     if "dry_run" in explicit:
-        print("\n".join([*map(cost_of, configs), as_toml(configs[0], explicit, seeds)]))
+        from utils.run.estimate import dry_run_report
+
+        print("\n".join([*map(dry_run_report, configs), as_toml(configs[0], explicit, seeds)]))
         return 0
     if seeds:
         return run_seeds(configs)
     code, _, path = run_one(configs[0])
-    print_path(path)
+    print(f"record: {path}")
     return code
 
 
-def cost_of(config: Config) -> str:
-    """Return the folder, steps and memory of a run, as comments of a TOML file."""
-    from utils.run.code_digest import code_digests
-    from utils.run.estimate import dry_run_report
-    from utils.run.run_folder import RunFolder
-
-    spec = data_of(config).spec
-    return dry_run_report(config, spec, RunFolder(config, spec, code_digests(config)))
-
-
-def run_one(config: Config) -> tuple[int, dict[str, Any] | None, Path | None]:
+def run_one(config: Config) -> tuple[int, dict[str, Any], Path]:
     """Return the exit code, the record and its path."""
-    import utils.run.execution  # noqa: F401 (all code of a run is imported before its files are read)
+    from utils.run.build import StreamBuilder
     from utils.run.code_digest import code_digests
+    from utils.run.execution import train  # imports all code of a run, before its files are read
     from utils.run.run_folder import RunFolder
     from utils.tables import run_report
 
     sources = code_digests(config)
     with Signals() as signals:
-        data = data_of(config)
+        data = StreamBuilder(config)
         folder = RunFolder(config, data.spec, sources)
         record = folder.reuse_finished_record() or train(config, data, folder, signals)
     if record["status"] == "failed":
@@ -117,8 +102,8 @@ def run_seeds(configs: Sequence[Config]) -> int:
     from utils.tables import report_over_seeds
 
     codes: list[int] = []
-    records: list[dict[str, Any] | None] = []
-    paths: list[Path | None] = []
+    records: list[dict[str, Any]] = []
+    paths: list[Path] = []
     for config in configs:
         try:
             code, record, path = run_one(config)
@@ -130,46 +115,12 @@ def run_seeds(configs: Sequence[Config]) -> int:
         codes.append(code)
         if code == EXIT_CODES[UsageError]:
             break
-    finished = [record for record in records if record and record["status"] == "finished"]
+    finished = [record for record in records if record["status"] == "finished"]
     if finished:
         print(report_over_seeds(finished, len(configs)))
     for path in paths:
-        print_path(path)
-    return max(codes, key=WORST_LAST.index)
-
-
-def print_path(path: Path | None) -> None:
-    if path is not None and path.exists():
         print(f"record: {path}")
-
-
-def data_of(config: Config) -> StreamBuilder:
-    """Return the data set of the run; a dry run does without its files."""
-    from utils.run.build import ABSENT, StreamBuilder
-
-    try:
-        return StreamBuilder(config)
-    except DataMissing:
-        if not config.dry_run:
-            raise
-        return StreamBuilder(config, ABSENT)
-
-
-def train(config: Config, data: StreamBuilder, folder: RunFolder, signals: Signals) -> dict[str, Any]:
-    """Train under the folder's lock until the run is finished, fails or is stopped; return the record."""
-    from utils.device import set_up_device
-    from utils.run.build import build_method, build_network
-    from utils.run.execution import execute
-    from utils.run.training import Training
-
-    device = set_up_device(config)
-    net = build_network(config, data.spec, device)
-    stream = data.stream(device)
-    method = build_method(config, stream.spec, net, device)
-    # No run folder is written before here: whatever is wrong with the command has been reported.
-    with folder.lock():
-        # Another process may have finished the run in the meantime.
-        return folder.reuse_finished_record() or execute(Training(config, stream, method, signals=signals), folder)
+    return max(codes, key=WORST_LAST.index)
 
 
 if __name__ == "__main__":

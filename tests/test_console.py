@@ -168,7 +168,7 @@ def test_interrupt_before_there_is_anything_to_save_is_one_line(monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main, "data_of", interrupt)
+    monkeypatch.setattr("utils.run.build.StreamBuilder", interrupt)
     ended = call(RUN)
     assert (ended.code, ended.stdout) == (130, "")
     assert ended.stderr.startswith("stopped by SIGINT")

@@ -251,16 +251,3 @@ def test_signal_is_no_failure_of_the_page(fake_wandb, tmp_path, monkeypatch):
     monkeypatch.setattr(fake_wandb, "init", lambda **_: raising(Interrupted(15)))
     with pytest.raises(Interrupted):
         WandbRun(tmp_path, CONFIG, fresh=True)
-
-
-@pytest.mark.parametrize(
-    "content",
-    ["", "\0\xff", "[]", '{"attempt": 2}', '{"attempt": 2, "last": 1}', "[" * 100_000],
-    ids=lambda content: content[:30],
-)
-def test_damaged_marker_is_told_and_does_not_count(fake_wandb, tmp_path, capsys, content):
-    (tmp_path / "wandb.json").write_text(content, encoding="latin-1")
-    WandbRun(tmp_path, CONFIG, fresh=False).on_log(log_event(1))
-    assert "wandb.json is damaged" in capsys.readouterr().err
-    assert [step for step, _ in fake_wandb.sent] == [1]
-    assert json.loads((tmp_path / "wandb.json").read_text()) == {"attempt": 1, "last": [1, 0]}

@@ -14,8 +14,19 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
+from utils.errors import UsageError
+
 LIST_OF_NUMBERS = re.compile(r'\[\n([^][{}"]+)\]')  # a line feed within a string is escaped
 LOCK_RETRY_SECONDS = 0.05  # `is_locked` holds a lock for less
+
+
+@contextmanager
+def file_errors(action: str, path: Path, advice: str, kind: type[Exception] = UsageError) -> Iterator[None]:
+    """Raise an OSError as another kind of error: `cannot <action> <path>: <reason>; <advice>`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"cannot {action} {path}: {error.strerror or error}; {advice}") from error
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:

@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import pickle
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import torch
 from utils.config.loop_options import Interval
 from utils.console import log
 from utils.errors import RunFailed, UsageError
-from utils.files import write_atomically
+from utils.files import file_errors, write_atomically
 from utils.run.code_digest import changed_files, shortened
 
 FORMAT = 7
@@ -42,8 +41,7 @@ class Checkpoints:
 
     def paths(self) -> list[Path]:
         """Return the files, newest first."""
-        own = [path for path in self.folder.glob("checkpoint-*.pt") if re.fullmatch(r"checkpoint-\d{9,}", path.stem)]
-        return sorted(own, key=lambda path: int(path.stem.split("-")[1]), reverse=True)
+        return sorted(self.folder.glob("checkpoint-*.pt"), reverse=True)
 
     def due(self, step: int) -> bool:
         if self.every.steps:
@@ -57,13 +55,8 @@ class Checkpoints:
         about = {"format": FORMAT, "step": step, "identity": self.identity, "sources": self.sources}
         header = json.dumps(about | {"code_changes": self.code_changes}).encode() + b"\n"
         parts = (f"{digest(header, payload.getbuffer())}\n".encode(), header, payload.getbuffer())
-        try:
+        with file_errors("write", path, "make room and give the same command again to go on", RunFailed):
             write_atomically(path, lambda file: file.writelines(parts))
-        except OSError as error:
-            raise RunFailed(
-                f"cannot write {path}: {error.strerror}; earlier checkpoints are intact, "
-                "make room and give the same command again to go on"
-            ) from error
         for old in self.paths()[KEPT:]:
             old.unlink()
         self.last_step, self.last_time = step, time.monotonic()
@@ -75,17 +68,18 @@ class Checkpoints:
         """
         for path in self.paths():
             try:
-                header, payload = verified_payload(path)
+                with file_errors("read", path, "remove it, or --rerun"):
+                    header, payload = verified_payload(path)
                 state: dict[str, Any] = torch.load(io.BytesIO(payload), weights_only=True, map_location="cpu")
-            except OSError as error:
-                raise UsageError(f"cannot read {path}: {error.strerror}; remove it, or --rerun") from error
             except (Damaged, pickle.UnpicklingError) as error:
                 reason = error if isinstance(error, Damaged) else "it holds more than tensors and plain data"
-                aside = path.with_suffix(".damaged")
-                path.replace(aside)
+                aside = path.replace(path.with_suffix(".damaged"))
                 log.warning(f"{path} is damaged ({reason}); set aside as {aside.name}")
                 continue
-            self._reject_other_run(path, header)
+            theirs, ours = header["identity"] | {"step": header["step"]}, self.identity | {"step": int(path.stem[11:])}
+            if differing := [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]:
+                what = ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in differing)
+                raise UsageError(f"{path} is of another run or step ({what}): remove it, or --rerun")
             changed = changed_files(header["sources"], self.sources)
             if changed and not accept_changed_code:
                 raise UsageError(
@@ -97,13 +91,6 @@ class Checkpoints:
                 self.code_changes.append({"step": self.last_step, "files": changed})
             return state
         return None
-
-    def _reject_other_run(self, path: Path, header: dict[str, Any]) -> None:
-        theirs, ours = header["identity"], self.identity
-        differing = [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]
-        if differing or path.stem != f"checkpoint-{header['step']:09d}":
-            what = ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in differing)
-            raise UsageError(f"{path} is of another run or step ({what or header['step']}): remove it, or --rerun")
 
     def remove(self) -> None:
         """Remove all checkpoints, and what killed processes left of files in this folder."""
@@ -122,13 +109,9 @@ def verified_payload(path: Path) -> tuple[dict[str, Any], bytes]:
     """Return header and payload of a file; raise Damaged unless its bytes are those that were written."""
     with open(path, "rb") as file:
         expected, header, payload = file.readline(), file.readline(), file.read()
-    is_older = expected.startswith(b'{"format": ')  # up to format 5 the header came first
-    if not is_older and expected != f"{digest(header, payload)}\n".encode():
+    if expected != f"{digest(header, payload)}\n".encode():
         raise Damaged("its digest does not match")
-    about = {"format": "5 or older"} if is_older else json.loads(header)
+    about = json.loads(header)
     if about["format"] != FORMAT:
-        raise UsageError(
-            f"{path} has format {about['format']}, this code reads {FORMAT}: --rerun starts over, "
-            "or continue with the code that wrote it"
-        )
+        raise UsageError(f"{path} has format {about['format']}, this code reads {FORMAT}; --rerun starts over")
     return about, payload

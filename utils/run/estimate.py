@@ -1,4 +1,4 @@
-"""`--dry_run`: the configuration of a run, its steps and its memory, before it starts."""
+"""`--dry_run`: the folder of a run, its steps and its memory, before it starts."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from utils.config.resolve import Config
 from utils.data.buffer import Buffer
 from utils.data.stream import StreamSpec
 from utils.device import pick_device
-from utils.run.build import build_network, epoch_sizes, method_class
+from utils.errors import DataMissing
+from utils.run.build import ABSENT, StreamBuilder, build_network, epoch_sizes, method_class
 from utils.run.run_folder import RunFolder
 from utils.run.training import total_steps
 
 MEGABYTE = 1e6
 
 
-def dry_run_report(config: Config, spec: StreamSpec, folder: RunFolder) -> str:
-    sizes = epoch_sizes(config, spec)
-    memory = memory_estimate(config, spec)
-    parts = ", ".join(f"{name} {size / MEGABYTE:.1f}" for name, size in memory.items())
+def dry_run_report(config: Config) -> str:
+    """Return the folder, steps and memory of a run, as comments of a TOML file. The data may be missing."""
+    try:
+        spec = StreamBuilder(config).spec
+    except DataMissing:
+        spec = StreamBuilder(config, ABSENT).spec
+    folder, sizes, memory = RunFolder(config, spec, {}), epoch_sizes(config, spec), memory_estimate(config, spec)
     status = "finished" if folder.finished_record() else "not finished"
-    return "\n".join(
-        [
-            f"# folder: {folder.path} ({status})",
-            f"# steps: {total_steps(config, sizes)} in {len(sizes)} task{'s' if len(sizes) > 1 else ''}",
-            f"# memory: about {sum(memory.values()) / MEGABYTE:.0f} MB ({parts})",
-        ]
+    parts = ", ".join(f"{name} {size / MEGABYTE:.1f}" for name, size in memory.items())
+    return (
+        f"# folder: {folder.path} ({status})\n"
+        f"# steps: {total_steps(config, sizes)} in {len(sizes)} task{'s' if len(sizes) > 1 else ''}\n"
+        f"# memory: about {sum(memory.values()) / MEGABYTE:.0f} MB ({parts})"
     )
 
 
@@ -45,22 +48,16 @@ def memory_estimate(config: Config, spec: StreamSpec) -> dict[str, float]:
         buffer = config.buffer_size * Buffer.bytes_of_one(spec, dtype if method.stores_logits else None)
     draws = draw_sizes(config, len(method.draw_names), spec.n_tasks)
     samples = config.batch_size + sum(min(size, config.buffer_size) for size in draws)
+    network = sum(tensor.nbytes for tensor in net.state_dict().values())
+    outputs: list[int] = []
+    for module in net.modules():
+        if not list(module.children()):
+            module.register_forward_hook(lambda _, __, output: outputs.append(output.nbytes))
+    with torch.no_grad():
+        net.eval()(torch.empty((1, *spec.input_shape), dtype=dtype, device="meta"))
     return {
         "data": math.prod(spec.image_shape) * images,
         "buffer": buffer,
-        "network and gradients": 2 * sum(tensor.nbytes for tensor in net.state_dict().values()),
-        "activations": samples
-        * _activation_bytes(net, torch.empty((1, *spec.input_shape), dtype=dtype, device="meta")),
+        "network and gradients": 2 * network,
+        "activations": 2 * samples * sum(outputs),
     }
-
-
-def _activation_bytes(net: torch.nn.Module, sample: torch.Tensor) -> int:
-    """Return the bytes of all layers' outputs for a sample, and their gradients, traced without computing."""
-    sizes: list[int] = []
-    for module in net.modules():
-        if not list(module.children()):
-            module.register_forward_hook(lambda _, __, output: sizes.append(output.nbytes))
-    net.eval()
-    with torch.no_grad():
-        net(sample)
-    return 2 * sum(sizes)

@@ -6,26 +6,38 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, cast
 
+from utils.config.resolve import Config
 from utils.console import log
+from utils.device import set_up_device
 from utils.errors import RunFailed, UsageError
+from utils.run.build import StreamBuilder, build_method, build_network
 from utils.run.observers import build_observers
 from utils.run.records import conditions
 from utils.run.run_folder import RunFolder
 from utils.run.saved_model import save_model
-from utils.run.signals import Interrupted
+from utils.run.signals import Interrupted, Signals
 from utils.run.training import Training
 
 if TYPE_CHECKING:
     from backbone.network import Network
 
 
+def train(config: Config, data: StreamBuilder, folder: RunFolder, signals: Signals) -> dict[str, Any]:
+    """Train under the folder's lock until the run is finished, fails or is stopped; return the record."""
+    device = set_up_device(config)
+    net = build_network(config, data.spec, device)
+    stream = data.stream(device)
+    method = build_method(config, stream.spec, net, device)
+    # No run folder is written before here: whatever is wrong with the command has been reported.
+    with folder.lock():
+        # Another process may have finished the run in the meantime.
+        return folder.reuse_finished_record() or execute(Training(config, stream, method, signals=signals), folder)
+
+
 def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     """Train from the last checkpoint or from the start; return the record, finished or failed."""
     config = training.config
-    try:
-        state = folder.resume_or_reset()
-    except OSError as error:
-        raise RunFailed(f"cannot write to {folder.path}: {error.strerror}; make room and try again") from error
+    state = folder.resume_or_reset()
     training.checkpoints = folder.checkpoints
     now = conditions(cast("Network", training.method.net)) | {"compile": training.method.compiled is not None}
     training.conditions = _all_conditions(now, state["conditions"] if state else [])
@@ -33,30 +45,25 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     training.observers = build_observers(config, training.method, n_tasks, folder, fresh=state is None)
     if not config.non_verbose:
         print(f"run {folder.name}\nfolder {folder.path}", file=sys.stderr, flush=True)
-    status, outcome = _train(training, state, folder)
-    outcome |= {"conditions": training.conditions}
-    record = folder.write_record(status, outcome, training.stream.spec)
-    for observer in training.observers:
-        observer.on_end(record)
-    return record
-
-
-def _train(training: Training, state: dict[str, Any] | None, folder: RunFolder) -> tuple[str, dict[str, Any]]:
-    """Return the status, and the outcome or the reason of a failure."""
+    status, outcome = "failed", {}
     try:
-        outcome = training.run(state)
-        return "finished", outcome | _write_outcomes(training, folder)
+        outcome = training.run(state) | _write_outcomes(training, folder)
+        status = "finished"
     except (UsageError, Interrupted):
         for observer in training.observers:
             observer.on_stop()
         raise
     except RunFailed as error:
-        return "failed", {"reason": str(error)}
+        outcome = {"reason": str(error)}
     except OSError as error:
-        return "failed", {"reason": f"{error}; make room or repair, and give the same command again to go on"}
+        outcome = {"reason": f"{error}; make room or repair, and give the same command again to go on"}
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return "failed", {"reason": reason, "traceback": traceback.format_exc()}
+        outcome = {"reason": reason, "traceback": traceback.format_exc()}
+    record = folder.write_record(status, outcome | {"conditions": training.conditions}, training.stream.spec)
+    for observer in training.observers:
+        observer.on_end(record)
+    return record
 
 
 def _write_outcomes(training: Training, folder: RunFolder) -> dict[str, Any]:
@@ -77,12 +84,11 @@ def _write_outcomes(training: Training, folder: RunFolder) -> dict[str, Any]:
 
 def _all_conditions(now: dict[str, Any], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return all conditions that the run has been under; warn if they have changed."""
-    before = [{"compile": False} | conditions for conditions in before]  # older checkpoints lack it
     if now in before:
         return before
     if before:
-        differing = ", ".join(
-            f"{name} {value} instead of {before[-1][name]}" for name, value in now.items() if value != before[-1][name]
-        )
-        log.warning(f"resuming under other conditions ({differing}); expect a difference like that between seeds")
+        differing = [f"{name} {value} instead of {before[-1].get(name)}" for name, value in now.items()
+                     if value != before[-1].get(name)]  # fmt: skip
+        what = ", ".join(differing)
+        log.warning(f"resuming under other conditions ({what}); expect a difference like that between seeds")
     return [*before, now]

@@ -8,18 +8,18 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from models.method import Method
 from utils.config.resolve import Config
+from utils.console import log
 from utils.errors import UsageError
 from utils.files import write_json
 from utils.packages import import_or_usage_error
 from utils.run.run_folder import RunFolder
-from utils.run.signals import Interrupted
 from utils.step import Step
 from utils.tables import TITLES, duration, percent
 
@@ -68,8 +68,6 @@ class Progress(Observer):
         self.n_tasks, self.has_bar, self.seconds = n_tasks, bar, seconds
         self.bar: tqdm | None = None
         self.loss = ""
-        self.total = self.first = self.done = 0
-        self.started = self.printed = 0.0
 
     def on_start(self, total_steps: int, done_steps: int) -> None:
         self.total, self.first, self.done = total_steps, done_steps, done_steps
@@ -115,15 +113,14 @@ class JsonLines(Observer):
     """
 
     def __init__(self, path: Path):
-        self.path = path
+        self.path, self.position = path, 0
         self.file: BinaryIO | None = None
-        self.position = 0
         self.started = time.monotonic()
 
     def on_start(self, total_steps: int, done_steps: int) -> None:
         self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115 (open during the whole run)
         if self.file.seek(0, os.SEEK_END) < self.position:
-            print(f"warning: {self.path} has lost lines since the checkpoint", file=sys.stderr)
+            log.warning(f"{self.path} has lost lines since the checkpoint")
             self.file.seek(0)
             self.position = self.file.read().rfind(b"\n") + 1
         self.file.truncate(self.position)
@@ -165,22 +162,25 @@ class ExternalLogger(Observer):
     """Curves for an external viewer. Once it has started, none of its errors ends the run."""
 
     title: str
-    failed = False
+    has_failed = False
 
-    def _send(self, values: dict[str, float], step: int, *, is_evaluation: bool) -> None:
+    def send(self, values: dict[str, float], step: int, *, is_evaluation: bool) -> None:
         raise NotImplementedError
 
-    def _try(self, action: Callable[[], object]) -> None:
-        """Call the action; after its first error there is one warning, and nothing more is sent."""
+    @contextmanager
+    def _errors_as_warning(self) -> Iterator[None]:
+        """Print one warning for the first error; nothing more is sent after it."""
         try:
-            action()
-        except Interrupted:
-            raise
+            yield
         except Exception as error:
-            if not self.failed:
-                text = f"{self.title}: {_in_one_line(error)}; the run goes on without it, its log is complete"
-                print(f"warning: {text}", file=sys.stderr)
-            self.failed = True
+            if not self.has_failed:
+                log.warning(f"{self.title}: {_one_line(error)}; the run goes on without it, its log is complete")
+            self.has_failed = True
+
+    def _send(self, values: dict[str, float], step: int, *, is_evaluation: bool = True) -> None:
+        if not self.has_failed:
+            with self._errors_as_warning():
+                self.send(values, step, is_evaluation=is_evaluation)
 
     def on_log(self, event: Event) -> None:
         values = {name: event[name] for name in ("loss", "task", "lr") if event[name] is not None}
@@ -188,15 +188,14 @@ class ExternalLogger(Observer):
         self._send(values | terms, event["step"], is_evaluation=False)
 
     def on_mid_task_eval(self, event: Event) -> None:
-        values = {f"{setting}/while_training": mean for setting, mean in event["mean"].items()}
-        self._send(values, event["step"], is_evaluation=True)
+        self._send({f"{setting}/while_training": mean for setting, mean in event["mean"].items()}, event["step"])
 
     def on_evaluation(self, event: Event) -> None:
         values = {"task": event["task"]}
         for setting, row in event["accuracy"].items():
             values |= {f"{setting}/task_{j + 1}": value for j, value in enumerate(row)}
             values[f"{setting}/mean"] = event["mean"][setting]
-        self._send(values, event["step"], is_evaluation=True)
+        self._send(values, event["step"])
 
 
 class TensorBoardRun(ExternalLogger):
@@ -212,19 +211,17 @@ class TensorBoardRun(ExternalLogger):
     def on_start(self, total_steps: int, done_steps: int) -> None:
         if not done_steps:
             shutil.rmtree(self.folder, ignore_errors=True)  # of an earlier attempt
-        self._try(lambda: self._open(done_steps))
+        with self._errors_as_warning():
+            self.writer = self.module.SummaryWriter(os.fspath(self.folder), purge_step=done_steps + 1)
 
-    def _open(self, done_steps: int) -> None:
-        self.writer = self.module.SummaryWriter(os.fspath(self.folder), purge_step=done_steps + 1)
-
-    def _send(self, values: dict[str, float], step: int, *, is_evaluation: bool) -> None:
+    def send(self, values: dict[str, float], step: int, *, is_evaluation: bool) -> None:
         for name, value in values.items():
-            if self.writer and not self.failed:
-                self._try(partial(self.writer.add_scalar, name, value, step))
+            self.writer.add_scalar(name, value, step)
 
     def on_stop(self) -> None:
         if self.writer:
-            self._try(self.writer.close)
+            with self._errors_as_warning():
+                self.writer.close()
 
 
 class WandbRun(ExternalLogger):
@@ -239,7 +236,10 @@ class WandbRun(ExternalLogger):
     def __init__(self, folder: Path, config: dict[str, Any], *, fresh: bool):
         wandb = import_or_usage_error("wandb", "--wandb_project")
         self.marker = folder / "wandb.json"
-        self.attempt, self.last = self._read_marker()
+        self.attempt, self.last = 0, [-1, 0]  # the last [step, kind] that was sent
+        if self.marker.exists():
+            state = json.loads(self.marker.read_bytes())
+            self.attempt, self.last = state["attempt"], state["last"]
         if fresh or not self.attempt:
             self.attempt, self.last = self.attempt + 1, [-1, 0]
         suffix = "" if self.attempt == 1 else f"-{self.attempt}"
@@ -254,50 +254,32 @@ class WandbRun(ExternalLogger):
                 dir=os.fspath(folder),
                 resume="allow",
             )
-        except Interrupted:
-            raise
         except Exception as error:  # of wandb, its settings or the system
             raise UsageError(
-                f"--wandb_project: Weights & Biases does not start ({_in_one_line(error)}); log in with `wandb login`, "
+                f"--wandb_project: Weights & Biases does not start ({_one_line(error)}); log in with `wandb login`, "
                 "set WANDB_MODE=offline, or remove the flag"
             ) from error
 
-    def _read_marker(self) -> tuple[int, list[int]]:
-        """Return the number of the attempt, 0 for none, and the last [step, kind] that was sent."""
-        try:
-            state = json.loads(self.marker.read_bytes())
-            step, kind = state["last"]
-            return int(state["attempt"]), [int(step), int(kind)]
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            print(f"note: {self.marker} is damaged and ignored", file=sys.stderr)
-        return 0, [-1, 0]
-
-    def _send(self, values: dict[str, float], step: int, *, is_evaluation: bool) -> None:
+    def send(self, values: dict[str, float], step: int, *, is_evaluation: bool) -> None:
         position = [step, int(is_evaluation)]  # an evaluation follows the last log line of its step
-        if position > self.last and not self.failed:
-            self._try(lambda: self._send_and_mark(values, position))
-
-    def _send_and_mark(self, values: dict[str, float], position: list[int]) -> None:
-        self.run.log(values, step=position[0])
-        self.last = position
-        write_json(self.marker, {"attempt": self.attempt, "last": position})
+        if position > self.last:
+            self.run.log(values, step=step)
+            self.last = position
+            write_json(self.marker, {"attempt": self.attempt, "last": position})
 
     def on_end(self, record: Event) -> None:
-        for setting, result in record.get("results", {}).items():
-            summary = {f"{setting}/{name}": value for name, value in result["metrics"].items()}
-            self._try(partial(self.run.summary.update, summary))
-        self._try(lambda: self.run.finish(exit_code=0 if record["status"] == "finished" else 1))
+        with self._errors_as_warning():
+            for setting, result in record.get("results", {}).items():
+                self.run.summary.update({f"{setting}/{name}": value for name, value in result["metrics"].items()})
+            self.run.finish(exit_code=0 if record["status"] == "finished" else 1)
 
     def on_stop(self) -> None:
-        self._try(lambda: self.run.finish(exit_code=1))
+        with self._errors_as_warning():
+            self.run.finish(exit_code=1)
 
 
-def _in_one_line(error: Exception) -> str:
-    """Return the message without line breaks and without pydantic's link to its manual."""
-    lines = [line for line in str(error).splitlines() if "For further information" not in line]
-    return " ".join(" ".join(lines).split()).rstrip(".") or type(error).__name__
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFolder, *, fresh: bool) -> list[Observer]:

@@ -11,7 +11,7 @@ from utils.config.resolve import Config
 from utils.console import log
 from utils.data.stream import StreamSpec
 from utils.errors import RunFailed, UsageError
-from utils.files import RunLocked, folder_lock, write_json
+from utils.files import RunLocked, file_errors, folder_lock, write_json
 from utils.run.checkpoints import Checkpoints
 from utils.run.code_digest import changed_files, shortened
 from utils.run.identity import run_folder, run_identity
@@ -32,6 +32,16 @@ def missing_outcomes(options: dict[str, Any], record: dict[str, Any], folder: Pa
         missing.append(f"--late_evaluations {options['late_evaluations']}")
     if options.get("save_model") and not (folder / "model.safetensors").exists():
         missing.append("--save_model")
+    return missing
+
+
+def _unrecorded(config: Config, state: dict[str, Any]) -> list[str]:
+    """Return the names of the outcomes that a run resumed from this state would lack."""
+    missing = ["late_evaluations"] if config.late_evaluations > state["late_evaluations"] else []
+    if config.probe:
+        from utils.run.probes import PROBES
+
+        missing += [name for name in config.probe if PROBES[name].__name__ not in state["observers"]]
     return missing
 
 
@@ -57,10 +67,9 @@ class RunFolder:
         """Create the folder and hold its lock; raise RunLocked if another process has it."""
         with ExitStack() as stack:
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(folder_lock(self.path))
-            except OSError as error:
-                raise UsageError(f"cannot write to {self.path}: {error.strerror}; set --results_path") from error
+                with file_errors("write to", self.path, "set --results_path"):
+                    self.path.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(folder_lock(self.path))
             except RunLocked as error:
                 raise RunLocked(f"{self.name} is being run by {error}") from None
             yield
@@ -109,46 +118,31 @@ class RunFolder:
         `--rerun` removes the checkpoints before it renames the record: killed in between, it leaves a finished run.
         """
         state = None
-        if self.config.rerun:
-            self.checkpoints.remove()
-            if self.finished_record() is not None:
-                self.record_path.replace(self.path / "record.old.json")
-        else:
-            state = self.checkpoints.load(accept_changed_code=self.config.accept_changed_code)
-        if state is not None and (unrecorded := self._unrecorded(state)):
-            log.info(f"starts over: its checkpoint has not recorded {', '.join(unrecorded)}")
-            self.checkpoints.remove()
-            state = None
-        if state is not None:
-            log.info(f"goes on from step {self.checkpoints.last_step}")
-        self.record_path.unlink(missing_ok=True)  # of a run that failed, or damaged
-        write_json(self.path / "config.json", plain(self.config))
+        with file_errors("write to", self.path, "make room and try again", RunFailed):
+            if self.config.rerun:
+                self.checkpoints.remove()
+                if self.finished_record() is not None:
+                    self.record_path.replace(self.path / "record.old.json")
+            else:
+                state = self.checkpoints.load(accept_changed_code=self.config.accept_changed_code)
+            if state is not None and (unrecorded := _unrecorded(self.config, state)):
+                log.info(f"starts over: its checkpoint has not recorded {', '.join(unrecorded)}")
+                self.checkpoints.remove()
+                state = None
+            if state is not None:
+                log.info(f"goes on from step {self.checkpoints.last_step}")
+            self.record_path.unlink(missing_ok=True)  # of a run that failed, or damaged
+            write_json(self.path / "config.json", plain(self.config))
         return state
-
-    def _unrecorded(self, state: dict[str, Any]) -> list[str]:
-        """Return the names of the outcomes that a run resumed from this state would lack."""
-        missing = []
-        if self.config.probe:
-            from utils.run.probes import PROBES
-
-            missing = [name for name in self.config.probe if PROBES[name].__name__ not in state["observers"]]
-        if self.config.late_evaluations > state["late_evaluations"]:
-            missing.append("late_evaluations")
-        return missing
 
     def write_record(self, status: str, outcome: dict[str, Any], spec: StreamSpec) -> dict[str, Any]:
         """Write and return the record; remove the checkpoints of a finished run."""
         if self.checkpoints.code_changes:
             outcome = outcome | {"code_changes": self.checkpoints.code_changes}
         record = make_record(self.name, self.identity, self.sources, self.config, spec, status, outcome)
-        try:
+        advice = "make room and give the same command again"
+        with file_errors("write", self.record_path, outcome.get("reason", advice), RunFailed):
             write_json(self.record_path, record)
-        except OSError as error:
-            if status == "finished":
-                raise RunFailed(
-                    f"cannot write {self.record_path}: {error.strerror}; make room and give the command again"
-                ) from error
-            record["reason"] += f" (and no room for a record: {error.strerror})"
         if status == "finished":
             self.checkpoints.remove()
         return record

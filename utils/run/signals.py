@@ -18,7 +18,7 @@ from typing import Any
 from utils.console import STOPS
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
@@ -32,7 +32,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self._holding = False
+        self._is_holding = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -49,16 +49,16 @@ class Signals:
         if self.received is not None and number == signal.SIGINT:
             os._exit(128 + number)
         self.received = number
-        if not self._holding:
+        if not self._is_holding:
             raise Interrupted(number)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        before, self._holding = self._holding, True
+        before, self._is_holding = self._is_holding, True
         try:
             yield
         finally:
-            self._holding = before
+            self._is_holding = before
 
     def check(self) -> None:
         if self.received is not None:

@@ -13,7 +13,6 @@ import pytest
 from conftest import call
 from forked import ROOT
 
-import main
 from scripts.reproduce import main as reproduce
 from utils import console
 from utils.run import records

@@ -19,7 +19,7 @@ from utils.data.stream import TensorStream, make_batch, ranges
 from utils.errors import UsageError
 from utils.run.build import check_together
 from utils.run.observers import Observer
-from utils.run.training import Training
+from utils.run.training import Training, total_steps
 from utils.step import Batch, Normalization, Output, StepIndex
 
 
@@ -332,7 +332,7 @@ def test_planned_steps_cover_the_exemplars():
     stream = make_stream(make_spec())
     config = icarl_config("bn", buffer_size=8)
     _, method = build_run(config, stream)
-    assert Training(config, stream, method).n_steps() == 3 + 5
+    assert total_steps(config, method.epoch_sizes(config, stream.spec, stream.train_sizes)) == 3 + 5
 
 
 def test_a_buffer_smaller_than_the_classes_is_refused():

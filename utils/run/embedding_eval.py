@@ -12,7 +12,6 @@ is always wrong.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterable
 
@@ -22,9 +21,10 @@ from torch.nn import functional as F
 
 from models.icarl import class_sums
 from models.method import Method
+from utils.console import log
 from utils.data.stream import Stream, StreamSpec
 from utils.run import metrics
-from utils.run.eval_statistics import buffered, eval_statistics_applied, evaluation_batch_size, in_test_order
+from utils.run.eval_statistics import buffer_batches, eval_statistics_applied, evaluation_batch_size, in_test_order
 from utils.run.evaluation import by_setting, predictions
 from utils.step import Batch
 
@@ -43,15 +43,12 @@ def embedding_accuracies(method: Method, stream: Stream) -> dict[str, dict[str, 
             [_embed(method, in_test_order(method, read(task, size), task)) for task in range(n_tasks)]
             for read, n_tasks in ((stream.test, spec.n_tasks), (stream.in_order, len(stream.train_sizes)))
         )
-        stored = _embed(method, buffered(method)) if len(method.buffer or ()) else None
-    results: dict[str, dict[str, float | None]] = {setting: {"ncm": None} for setting in by_setting(spec, [], [])}
+        stored = _embed(method, buffer_batches(method)) if len(method.buffer or ()) else None
+    probe, ncm = _accuracy(_regression_scores(trained, tests, spec), tests, spec), {}
     if stored:
         means = class_means(*stored, spec.n_classes)
-        for setting, value in _accuracy([nearness(x, means) for x, _ in tests], tests, spec).items():
-            results[setting]["ncm"] = value
-    for setting, value in _accuracy(_regression_scores(trained, tests, spec), tests, spec).items():
-        results[setting]["linear_probe"] = value
-    return results
+        ncm = _accuracy([nearness(embedding, means) for embedding, _ in tests], tests, spec)
+    return {setting: {"ncm": ncm.get(setting), "linear_probe": probe[setting]} for setting in probe}
 
 
 def _embed(method: Method, batches: Iterable[Batch]) -> Embedded:
@@ -89,7 +86,7 @@ def _regression_scores(trained: list[Embedded], tests: list[Embedded], spec: Str
             scores[:, regression.classes_] = model.predict_log_proba(embedding.cpu().numpy())
             all_scores.append(torch.from_numpy(scores).to(test_labels.device))
     if regression.n_iter_.max() >= MAX_ITERATIONS:
-        print(f"note: the linear probe was stopped after {MAX_ITERATIONS} iterations", file=sys.stderr)
+        log.info(f"the linear probe was stopped after {MAX_ITERATIONS} iterations")
     return all_scores
 
 

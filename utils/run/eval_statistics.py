@@ -15,9 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -44,7 +46,7 @@ def evaluation_batch_size(method: Method) -> int:
     On a CPU, glibc returns the activations of large batches to the system after every batch, and most of the time goes
     into page faults. Smaller batches are up to twice as fast there.
     """
-    if chosen(method) == "batch" or next(method.net.parameters()).device.type != "cpu":
+    if statistics_option(method) == "batch" or next(method.net.parameters()).device.type != "cpu":
         return EVALUATION_BATCH
     image_bytes = math.prod(method.spec.input_shape) * torch.finfo(getattr(torch, method.config.dtype)).bits // 8
     fitting = 2 ** int(math.log2(max(CPU_BATCH_BYTES // image_bytes, 1)))
@@ -88,24 +90,23 @@ def batch_mean_var(activation: torch.Tensor, weights: torch.Tensor | None = None
     return mean, weights @ (values - mean.unsqueeze(1)).square().mean(2)
 
 
-def chosen(method: Method) -> str:
+def statistics_option(method: Method) -> str:
     return getattr(method.config, "eval_statistics", "running")
 
 
 @contextmanager
 def eval_statistics_applied(method: Method, which: str | None = None) -> Iterator[None]:
     """Let the network, in eval mode, normalize with the statistics that `which` or the option names."""
-    which = which or chosen(method)
+    which = which or statistics_option(method)
     if which == "running" or (which == "buffer" and not len(method.buffer or ())):
         yield
-        return
-    parts = batch_stat_layers(method.net, f"--eval_statistics {which}")
-    if which == "buffer":
-        with statistics_of(method, buffered(method)):
+    elif which == "buffer":
+        with statistics_of(method, buffer_batches(method)):
             yield
-        return
-    with _restored(parts), _batch_by_batch(parts):
-        yield
+    else:
+        layers = batch_stat_layers(method.net, f"--eval_statistics {which}")
+        with _buffers_restored(layers), _batch_by_batch(layers):
+            yield
 
 
 @contextmanager
@@ -115,66 +116,59 @@ def statistics_of(method: Method, batches: Iterable[Batch], *, balanced: bool = 
     In the pass each layer normalizes with the statistics of the batch. The estimates are the plain averages of the
     batches' means and biased variances. With `balanced`, all tasks in a batch have the same weight in its statistics.
     """
-    parts = batch_stat_layers(method.net, "this evaluation")
-    with _restored(parts):
-        _estimate(method, parts, batches, balanced)
+    layers = batch_stat_layers(method.net, "this evaluation")
+    with _buffers_restored(layers):
+        with _batch_by_batch(layers) as estimates, torch.no_grad():
+            for batch in batches:
+                estimates.weights = task_balanced_weights(batch.tasks) if balanced else None
+                method.net(method.augment.normalize(batch.images))
+        for layer, seen in zip(layers, estimates.seen, strict=True):
+            if seen:  # some layers may not run
+                _set_statistics(layer, *(torch.stack(values).mean(0) for values in zip(*seen, strict=True)))
         yield
 
 
 @contextmanager
-def _restored(parts: list[StatLayer]) -> Iterator[None]:
-    before = [[buffer.clone() for buffer in part.buffers()] for part in parts]
+def _buffers_restored(layers: list[StatLayer]) -> Iterator[None]:
+    buffers = [buffer for layer in layers for buffer in layer.buffers()]
+    before = [buffer.clone() for buffer in buffers]
     try:
         yield
     finally:
-        for part, values in zip(parts, before, strict=True):
-            for buffer, value in zip(part.buffers(), values, strict=True):
-                buffer.copy_(value)
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
 
 
-def _set_statistics(part: StatLayer, mean: torch.Tensor, var: torch.Tensor) -> None:
-    buffers = dict(part.named_buffers())
+def _set_statistics(layer: StatLayer, mean: torch.Tensor, var: torch.Tensor) -> None:
+    buffers = dict(layer.named_buffers())
     buffers["running_mean"].copy_(mean)
     buffers["running_var"].copy_(var)
-    if isinstance(part, FamilyBatchNorm):
+    if isinstance(layer, FamilyBatchNorm):
         buffers["num_batches_tracked"].fill_(1)  # mark as updated, so that evaluation uses `running_var`
 
 
+@dataclass
 class _Pass:
-    """The statistics of every layer in every batch of a pass, and the weights of the samples of the present batch."""
-
-    def __init__(self, n_parts: int):
-        self.seen: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(n_parts)]
-        self.weights: torch.Tensor | None = None
+    seen: list[list[tuple[torch.Tensor, torch.Tensor]]]  # the statistics of every layer in every batch
+    weights: torch.Tensor | None = None  # of the samples of the present batch
 
 
 @contextmanager
-def _batch_by_batch(parts: list[StatLayer]) -> Iterator[_Pass]:
+def _batch_by_batch(layers: list[StatLayer]) -> Iterator[_Pass]:
     """Let the layers normalize with the statistics of each batch."""
-    estimates = _Pass(len(parts))
+    estimates = _Pass([[] for _ in layers])
 
-    def use_batch(number: int, part: StatLayer, inputs: tuple[torch.Tensor, ...]) -> None:
+    def use_batch(number: int, layer: StatLayer, inputs: tuple[torch.Tensor, ...]) -> None:
         statistics = batch_mean_var(inputs[0], estimates.weights)
-        _set_statistics(part, *statistics)
+        _set_statistics(layer, *statistics)
         estimates.seen[number].append(statistics)
 
-    hooks = [part.register_forward_pre_hook(partial(use_batch, number)) for number, part in enumerate(parts)]
+    hooks = [layer.register_forward_pre_hook(partial(use_batch, number)) for number, layer in enumerate(layers)]
     try:
         yield estimates
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@torch.no_grad()
-def _estimate(method: Method, parts: list[StatLayer], batches: Iterable[Batch], balanced: bool) -> None:
-    with _batch_by_batch(parts) as estimates:
-        for batch in batches:
-            estimates.weights = task_balanced_weights(batch.tasks) if balanced else None
-            method.net(method.augment.normalize(batch.images))
-    for part, seen in zip(parts, estimates.seen, strict=True):
-        if seen:  # some layers may not run
-            _set_statistics(part, *(torch.stack(values).mean(0) for values in zip(*seen, strict=True)))
 
 
 def task_balanced_weights(tasks: torch.Tensor) -> torch.Tensor:
@@ -183,20 +177,22 @@ def task_balanced_weights(tasks: torch.Tensor) -> torch.Tensor:
     return 1 / (len(counts) * counts[members]).double()
 
 
-def buffered(method: Method) -> Iterator[Batch]:
+def buffer_batches(method: Method) -> Iterator[Batch]:
     """Yield all samples of the buffer in random order."""
     buffer = method.buffer
     assert buffer is not None
     slots = buffer.sample_slots(len(buffer), generator(method.config.seed, "eval_statistics"))
-    for start in range(0, len(slots), EVALUATION_BATCH):
-        some = slots[start : start + EVALUATION_BATCH]
+    for some in np.split(slots, range(EVALUATION_BATCH, len(slots), EVALUATION_BATCH)):
         yield buffer.gather(some, *send_together([some], buffer.labels.device))
 
 
 def in_test_order(method: Method, batches: Iterator[Batch], *place: int) -> Iterator[Batch]:
     """Return a task's batches, in random order if they are normalized with their own statistics."""
-    if chosen(method) != "batch":
+    if statistics_option(method) != "batch":
         return batches
-    data = concatenated(list(batches))
-    order = generator(method.config.seed, "test_order", *place).permutation(len(data))
+    return shuffled_batches(concatenated(list(batches)), generator(method.config.seed, "test_order", *place))
+
+
+def shuffled_batches(data: Batch, dice: np.random.Generator) -> Iterator[Batch]:
+    order = dice.permutation(len(data))
     return chunks(index_batch(data, order, to_device(order, data.labels.device)), EVALUATION_BATCH)

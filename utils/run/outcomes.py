@@ -19,9 +19,14 @@ from typing import Any
 
 from models.method import Method
 from utils.data.random import generator
-from utils.data.stream import Stream, chunks, concatenated, index_batch
-from utils.device import to_device
-from utils.run.eval_statistics import EVALUATION_BATCH, buffered, chosen, has_statistics, statistics_of
+from utils.data.stream import Stream, chunks, concatenated
+from utils.run.eval_statistics import (
+    buffer_batches,
+    has_statistics,
+    shuffled_batches,
+    statistics_of,
+    statistics_option,
+)
 from utils.run.evaluation import accuracies
 from utils.step import Batch
 
@@ -41,16 +46,16 @@ def final_statistics(method: Method, stream: Stream, results: Accuracies) -> dic
     tasks, trained = range(stream.spec.n_tasks), range(len(stream.train_sizes))
     method.net.eval()
     if has_statistics(method.net):
-        own = chosen(method) == "running"
-        kinds["running"] = results if own else accuracies(method, stream, tasks, "running")
+        is_own = statistics_option(method) == "running"
+        kinds["running"] = results if is_own else accuracies(method, stream, tasks, "running")
         passes = {
-            "train": (lambda: drawn_images(method, stream, trained), False),
-            "last_task": (lambda: drawn_images(method, stream, trained[-1:]), False),
+            "train": drawn_images(method, stream, trained),
+            "last_task": drawn_images(method, stream, trained[-1:]),
         }
         if method.buffer is not None and len(method.buffer):
-            passes |= {"buffer": (lambda: buffered(method), False), "balanced": (lambda: buffered(method), True)}
-        for kind, (batches, balanced) in passes.items():
-            with statistics_of(method, batches(), balanced=balanced):
+            passes |= {"buffer": buffer_batches(method), "balanced": buffer_batches(method)}
+        for kind, batches in passes.items():
+            with statistics_of(method, batches, balanced=kind == "balanced"):
                 kinds[kind] = accuracies(method, stream, tasks, "running")
     return {
         setting: {kind: None if values is None else values[setting] for kind, values in kinds.items()}
@@ -67,9 +72,7 @@ def drawn_images(method: Method, stream: Stream, tasks: Sequence[int]) -> Iterat
         n_batches = -(-count // method.config.batch_size)
         data = concatenated(list(islice(stream.batches(task, 0, 0), n_batches)))
         parts.append(next(chunks(data, count)))
-    data = concatenated(parts)
-    order = generator(method.config.seed, "final_statistics").permutation(len(data))
-    return chunks(index_batch(data, order, to_device(order, data.labels.device)), EVALUATION_BATCH)
+    yield from shuffled_batches(concatenated(parts), generator(method.config.seed, "final_statistics"))
 
 
 def is_late(remaining_steps: int, late_evaluations: int) -> bool:

@@ -116,8 +116,7 @@ class Training:
         self.training_time, self.wall_time = Stopwatch(), Stopwatch()
         self.iterations = getattr(config, "replay_iters", 1)  # steps per batch of the stream
         # Losses and terms since the last log line stay on the device: reading them is the loop's only device sync.
-        device = next(method.net.parameters()).device
-        self.losses = torch.zeros(config.log_every * self.iterations, dtype=torch.float64, device=device)
+        self.losses: list[torch.Tensor] = []
         self.loss_steps: list[int] = []  # the steps that the losses belong to
         self.term_sums: dict[str, torch.Tensor] = {}
         self.unlogged = 0  # batches since the last log line
@@ -131,16 +130,14 @@ class Training:
             self.untrained, _ = evaluate(self.method, self.stream, range(self.stream.spec.n_tasks))
         else:
             self.load_state_dict(state)
-        self._notify("on_start", self.n_steps(), self.cursor.step)
+        sizes = self.method.epoch_sizes(self.config, self.stream.spec, self.stream.train_sizes)
+        self._notify("on_start", total_steps(self.config, sizes), self.cursor.step)
         while self.cursor.task < len(self.stream.train_sizes):
             self._train_task()
             self._end_task()
             self._evaluate_task()
             self.cursor = Cursor(task=self.cursor.task + 1, step=self.cursor.step)
         return self._outcome()
-
-    def n_steps(self) -> int:
-        return total_steps(self.config, self.method.epoch_sizes(self.config, self.stream.spec, self.stream.train_sizes))
 
     def begin_task(self) -> None:
         self.method.grow()
@@ -153,8 +150,7 @@ class Training:
         self.training_time.start()
         self.method.net.train()
         with self.signals.held(), single_value_error_with_advice():
-            while not cursor.ended and self._steps_left(self.method.extra_task_samples(cursor.task)) > 0:
-                self.train_epoch()
+            while not cursor.ended and self._train_epoch():
                 cursor.epoch, cursor.batch = cursor.epoch + 1, 0
         self.training_time.stop()
 
@@ -174,15 +170,20 @@ class Training:
             self._save()
             self.signals.check()
 
-    def train_epoch(self) -> None:
+    def _train_epoch(self) -> bool:
+        """Train on the rest of an epoch; return False if the task has no steps left."""
         config, cursor, method = self.config, self.cursor, self.method
+        extra = method.extra_task_samples(cursor.task)
+        size = self.stream.train_sizes[cursor.task] + (len(extra) if extra else 0)
+        per_epoch = batches_per_epoch(config, size)
+        steps_left = steps_per_task(config, size) - cursor.epoch * per_epoch  # from the beginning of this epoch
+        if steps_left <= 0:
+            return False
         lr = method.learning_rate(cursor.task, cursor.epoch)
         if lr is not None:
             for group in method.optimizer.param_groups:
                 group["lr"] = lr
-        extra = method.extra_task_samples(cursor.task)
-        steps_left = self._steps_left(extra)
-        n_batches = min(batches_per_epoch(config, self._epoch_size(extra)), steps_left)
+        n_batches = min(per_epoch, steps_left)
         batches = self.stream.batches(cursor.task, cursor.epoch, cursor.batch, extra)
         for batch in islice(batches, n_batches - cursor.batch):
             self._train_on_batch(batch)
@@ -193,23 +194,16 @@ class Training:
                 self._log(lr)
             at_end = cursor.batch == steps_left  # evaluated anyway
             if config.eval_every and cursor.step % config.eval_every == 0 and not at_end:
-                self._evaluate_mid_task()
+                self._evaluate_mid_task(is_late=False)
             in_last_task = cursor.task == len(self.stream.train_sizes) - 1
             if in_last_task and is_late(steps_left - cursor.batch, config.late_evaluations):
-                self._evaluate_late()
+                self._evaluate_mid_task(is_late=True)
             stop = self.signals.received is not None  # read once: a later signal waits for the next step
             if self.checkpoints and (stop or self.checkpoints.due(cursor.step)):
                 self._save()
             if stop:
                 self.signals.check()
-
-    def _epoch_size(self, extra: Batch | None) -> int:
-        return self.stream.train_sizes[self.cursor.task] + (len(extra) if extra else 0)
-
-    def _steps_left(self, extra: Batch | None) -> int:
-        """Return the steps of the task from the beginning of this epoch on."""
-        size = self._epoch_size(extra)
-        return steps_per_task(self.config, size) - self.cursor.epoch * batches_per_epoch(self.config, size)
+        return True
 
     def _train_on_batch(self, batch: Batch) -> None:
         """Make the steps of a batch. If the batch is skipped, only notify observers."""
@@ -219,19 +213,16 @@ class Training:
             step = method.runner.skip_unnormalizable_batch(len(batch), partial(method.step, batch, index))
             skipped = step is None
             step = step or Step(replace(index, last=True), {CURRENT: batch})
-            self._store_loss(step)
+            if step.loss is not None:
+                self.losses.append(step.loss.detach().to(torch.float64, copy=True))
+                self.loss_steps.append(step.index.step)
+            for name, term in step.loss_terms.items():
+                value = term.detach().reshape(()).double()
+                self.term_sums[name] = self.term_sums[name] + value if name in self.term_sums else value
             self._notify("on_step", step)
             del step  # frees its activations before the next step
             if skipped:
                 return
-
-    def _store_loss(self, step: Step) -> None:
-        if step.loss is None:
-            return
-        self.losses[len(self.loss_steps)] = step.loss.detach()
-        self.loss_steps.append(step.index.step)
-        for name, term in step.loss_terms.items():
-            self.term_sums.setdefault(name, self.losses.new_zeros(())).add_(term.detach().reshape(()))
 
     def _notify(self, event: str, *arguments: Any) -> None:
         for observer in self.observers:
@@ -241,7 +232,6 @@ class Training:
 
     def _save(self) -> None:
         assert self.checkpoints is not None
-        self._check_losses()
         with self.signals.held():
             self.checkpoints.save(self.cursor.step, self.state_dict())
 
@@ -262,7 +252,7 @@ class Training:
             "points": self.mid_task_evals,
             "late": self.late,
             "late_evaluations": self.config.late_evaluations,
-            "losses": self.losses[: len(self.loss_steps)].tolist(),
+            "losses": self._check_losses().tolist(),
             "loss_steps": self.loss_steps,
             "loss_terms": self.term_sums,
             "unlogged": self.unlogged,
@@ -288,10 +278,9 @@ class Training:
         self.untrained, self.rows, self.late = state["untrained"], state["rows"], state["late"]
         self.mid_task_evals = state["points"]
         self.loss_steps, self.unlogged = state["loss_steps"], state["unlogged"]
-        # There is space for all unlogged losses, should `--log_every` be smaller now.
-        self.losses = self.losses.new_zeros(max(self.config.log_every, self.unlogged + 1) * self.iterations)
-        self.losses[: len(self.loss_steps)] = torch.tensor(state["losses"], dtype=self.losses.dtype)
-        self.term_sums = {name: value.to(self.losses.device) for name, value in state["loss_terms"].items()}
+        device = next(method.net.parameters()).device
+        self.losses = [*torch.tensor(state["losses"], dtype=torch.float64, device=device)]
+        self.term_sums = {name: value.to(device) for name, value in state["loss_terms"].items()}
         for observer in self.observers:
             observer.load_state_dict(state["observers"].get(type(observer).__name__, {}))
         self.training_time.before, self.wall_time.before = state["training_seconds"], state["wall_seconds"]
@@ -300,38 +289,29 @@ class Training:
 
     def _check_losses(self) -> np.ndarray:
         """Return the losses since the last log line. A run that has diverged ends here and is never saved."""
-        losses = self.losses[: len(self.loss_steps)].cpu().numpy()
+        losses = torch.stack(self.losses).cpu().numpy() if self.losses else np.empty(0)
         if not np.isfinite(losses).all():
             bad = int(np.flatnonzero(~np.isfinite(losses))[0])
             self._fail_diverged(f"the loss became {losses[bad]} at step {self.loss_steps[bad] + 1}")
         return losses
 
-    def _check_weights(self) -> None:
-        """End the run if weights overflowed in a step whose loss was still finite."""
-        tensors = [tensor for tensor in self.method.net.state_dict().values() if tensor.is_floating_point()]
-        if not torch.stack([tensor.isfinite().all() for tensor in tensors]).all():
-            self._fail_diverged(f"weights or statistics are not finite after step {self.cursor.step}")
-
     def _fail_diverged(self, symptom: str) -> NoReturn:
-        advice = "a smaller --lr may help"
-        if "penalty" in self.term_sums:
-            advice += ", or a smaller weight of the norm's penalty"
-        raise RunFailed(f"the run diverged in task {self.cursor.task + 1}: {symptom}; {advice}")
+        advice = " or a smaller weight of the norm's penalty" if "penalty" in self.term_sums else ""
+        raise RunFailed(f"the run diverged in task {self.cursor.task + 1}: {symptom}; a smaller --lr{advice} may help")
 
     def _log(self, lr: float | None) -> None:
         """Report the mean loss since the last line, and the mean of its terms, which add up to it."""
         losses = self._check_losses()
-        names, sums = list(self.term_sums), list(self.term_sums.values())
-        means = (torch.stack(sums) / len(losses)).tolist() if sums else []
-        self.loss_steps, self.term_sums, self.unlogged = [], {}, 0
+        means = (torch.stack([*self.term_sums.values()]) / len(losses)).tolist() if self.term_sums else []
         event = {
             "step": self.cursor.step,
             "task": self.cursor.task,
             "epoch": self.cursor.epoch,
             "loss": float(losses.mean()) if len(losses) else None,
-            "terms": dict(zip(names, means, strict=True)),
+            "terms": dict(zip(self.term_sums, means, strict=True)),
             "lr": lr,
         }
+        self.losses, self.loss_steps, self.term_sums, self.unlogged = [], [], {}, 0
         self._notify("on_log", event)
 
     def _tasks_trained(self) -> range:
@@ -341,7 +321,9 @@ class Training:
 
     def _evaluate_task(self) -> None:
         """Evaluate at the end of a task, on the next task too, for forward transfer."""
-        self._check_weights()
+        tensors = [tensor for tensor in self.method.net.state_dict().values() if tensor.is_floating_point()]
+        if not torch.stack([tensor.isfinite().all() for tensor in tensors]).all():  # though the last loss was finite
+            self._fail_diverged(f"weights or statistics are not finite after step {self.cursor.step}")
         n_trained = len(self._tasks_trained())
         n_tested = min(n_trained + self.method.scores_unseen_classes, self.stream.spec.n_tasks)
         results, self.confusion = evaluate(self.method, self.stream, range(n_tested))
@@ -351,32 +333,20 @@ class Training:
         event = {"step": self.cursor.step, "task": self.cursor.task, "accuracy": results, "mean": means}
         self._notify("on_evaluation", event)
 
-    def _evaluate_between_steps(self) -> dict[str, list[float]]:
-        """Evaluate on the tasks seen so far while a task is trained."""
+    def _evaluate_mid_task(self, *, is_late: bool) -> None:
+        """Evaluate on the tasks seen so far while a task is trained, for `--late_evaluations` or `--eval_every`."""
         self.training_time.stop()
         results, _ = evaluate(self.method, self.stream, self._tasks_trained())
         self.method.net.train()
         self.training_time.start()
-        return results
-
-    def _evaluate_late(self) -> None:
-        for setting, row in self._evaluate_between_steps().items():
-            self.late.setdefault(setting, []).append(metrics.mean(row))
-
-    def _evaluate_mid_task(self) -> None:
-        results = self._evaluate_between_steps()
+        means = {setting: metrics.mean(row) for setting, row in results.items()}
+        if is_late:
+            for setting, mean in means.items():
+                self.late.setdefault(setting, []).append(mean)
+            return
         event = {"step": self.cursor.step, "task": self.cursor.task, "accuracy": results}
         self.mid_task_evals.append(event)
-        means = {setting: metrics.mean(row) for setting, row in results.items()}
         self._notify("on_mid_task_eval", event | {"mean": means})
-
-    def _accuracies_by_task(self, setting: str) -> list[list[list[float]]]:
-        """Return the accuracies measured while each task was trained, and at its end."""
-        joint, by_task = len(self.stream.train_sizes) == 1, []
-        for task, row in enumerate(self.rows[setting]):
-            evals = [each["accuracy"][setting] for each in self.mid_task_evals if each["task"] == task]
-            by_task.append([*evals, row if joint else row[: task + 1]])
-        return by_task
 
     def _outcome(self) -> dict[str, Any]:
         assert self.confusion is not None
@@ -384,12 +354,16 @@ class Training:
         last_rows = {setting: rows[-1] for setting, rows in self.rows.items()}
         embedding = embedding_accuracies(method, self.stream) if config.embedding_eval else {}
         statistics = final_statistics(method, self.stream, last_rows) if config.final_statistics else {}
+        joint, n_tasks = len(self.stream.train_sizes) == 1, self.stream.spec.n_tasks
         results: dict[str, dict[str, Any]] = {}
         for setting, rows in self.rows.items():
-            n_tasks, untrained = self.stream.spec.n_tasks, self.untrained[setting]
-            summary = metrics.summary(
-                rows, untrained if method.scores_unseen_classes else None, self._accuracies_by_task(setting)
-            )
+            evals = [each | {"accuracy": each["accuracy"][setting]} for each in self.mid_task_evals]
+            points = [
+                [*(each["accuracy"] for each in evals if each["task"] == task), row if joint else row[: task + 1]]
+                for task, row in enumerate(rows)
+            ]
+            untrained = self.untrained[setting]
+            summary = metrics.summary(rows, untrained if method.scores_unseen_classes else None, points)
             result: dict[str, Any] = {
                 "matrix": [[*row, *[None] * (n_tasks - len(row))] for row in rows],
                 "untrained": untrained,
@@ -398,18 +372,18 @@ class Training:
             if setting != "task_il":  # where all classes compete
                 result |= {"per_class": metrics.per_class(confusion), "confusion": confusion}
             if config.eval_every:
-                evals = self.mid_task_evals
-                result["points"] = [each | {"accuracy": each["accuracy"][setting]} for each in evals]
+                result["points"] = evals
             if config.final_statistics:
                 result["final_statistics"] = statistics[setting]
             if config.late_evaluations:
                 result["late_evaluations"] = late_summary([*self.late.get(setting, []), metrics.mean(rows[-1])])
             results[setting] = result
+        seconds = self.training_time.seconds()
         return {
             "results": results,
             "steps": self.cursor.step,
             "batches_left_out": method.runner.skipped_batches,
-            "seconds": self.training_time.seconds(),
+            "seconds": seconds,
             "wall_seconds": self.wall_time.seconds(),
-            "steps_per_second": self.cursor.step / self.training_time.seconds(),
+            "steps_per_second": self.cursor.step / seconds,
         }

@@ -193,9 +193,9 @@ def test_late_evaluations_are_summed_up(plain_and_full):
 def test_a_run_killed_during_the_extra_evaluations_goes_on_to_the_same_record(
     plain_and_full, tmp_path, monkeypatch, where
 ):
-    name = {"late": "utils.run.training.Training._evaluate_late", "final": "utils.run.outcomes.drawn_images"}[where]
+    name = {"late": "utils.run.training.Training._evaluate_mid_task", "final": "utils.run.outcomes.drawn_images"}[where]
 
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise Interrupted(15)
 
     with monkeypatch.context() as patch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -46,9 +47,8 @@ class StreamBuilder:
         self.n_tasks = config.stop_after or self.whole.n_tasks
         if self.n_tasks > self.whole.n_tasks:
             raise UsageError(f"--stop_after {self.n_tasks}: {self.whole.name} has {self.whole.n_tasks} tasks")
-        self.spec = self.whole
-        if self.n_tasks < self.whole.n_tasks:
-            self.spec = self.whole.task_range(0, self.n_tasks)
+        is_cut = self.n_tasks < self.whole.n_tasks
+        self.spec = self.whole.task_range(0, self.n_tasks) if is_cut else self.whole
         check_together(config, self.spec)
 
     def stream(self, device: torch.device) -> Stream:
@@ -113,10 +113,9 @@ def build_method(config: Config, spec: StreamSpec, net: Network, device: torch.d
             policy = method_type.buffer_policy(config, spec)
             logits_dtype = dtype if method_type.stores_logits else None
             buffer = Buffer(config.buffer_size, policy, spec, device, logits_dtype=logits_dtype)
-        method = method_type(
-            net, config, spec, build_augment(config, spec, device), buffer,
-            lambda weights: build_network(config, spec, device, weights),
-        )  # fmt: skip
+        augment = build_augment(config, spec, device)
+        new_network = partial(build_network, config, spec, device)
+        method = method_type(net, config, spec, augment, buffer, new_network)
     if config.compile:
         from models.compiled_step import CompiledStep
 

@@ -7,6 +7,7 @@ the training loop, and with plug-ins every loaded module that lies in their fold
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import sys
@@ -56,10 +57,9 @@ def shortened(names: list[str], most: int = 4) -> str:
 
 def read_project_files() -> None:
     """Compute the digests of all project files now, for a server whose forks keep the code that it has imported."""
-    for package in PACKAGES:
-        for pattern in SOURCE_FILES:
-            for path in (REPOSITORY / package).rglob(pattern):
-                _file_digest(path)
+    for package, pattern in itertools.product(PACKAGES, SOURCE_FILES):
+        for path in (REPOSITORY / package).rglob(pattern):
+            _file_digest(path)
 
 
 @cache

@@ -14,6 +14,7 @@ from utils.config.registry import DATASETS
 from utils.config.resolve import resolve
 from utils.data.stream import Stream
 from utils.errors import UsageError
+from utils.files import file_errors
 from utils.run.build import StreamBuilder, oom_as_usage_error
 from utils.tables import aligned
 
@@ -42,15 +43,17 @@ def check_data(explicit: dict[str, Any]) -> int:
     tasks = f"{spec.n_tasks} tasks of {sizes[0] if len({*sizes}) == 1 else ', '.join(sizes)}"
     if spec.is_domain:
         tasks = f"all of them in each of {spec.n_tasks} tasks"
-    print(f"{config.dataset}: {DATASETS.get(config.dataset).help}")
-    print(f"source: {data.dataset.source(config)}")
-    print(f"images: {width}x{height} pixels, {channels} channel{'s' if channels > 1 else ''}; "
-          f"{n_train.sum()} for training, {n_test.sum()} for {tested}")  # fmt: skip
-    print(f"classes: {spec.n_classes}, {tasks}")
-    print(f"fingerprint: {spec.fingerprint}\n\n{aligned(rows)}")
     path = Path(config.results_path) / "data" / f"{config.dataset}.png"
     per_row = write_sheet(path, [images[label] for label in labels])
-    print(f"contact sheet: {path} ({per_row} classes per row, in the order of the table)")
+    print(
+        f"{config.dataset}: {DATASETS.get(config.dataset).help}\n"
+        f"source: {data.dataset.source(config)}\n"
+        f"images: {width}x{height} pixels, {channels} channel{'s' if channels > 1 else ''}; "
+        f"{n_train.sum()} for training, {n_test.sum()} for {tested}\n"
+        f"classes: {spec.n_classes}, {tasks}\n"
+        f"fingerprint: {spec.fingerprint}\n\n{aligned(rows)}\n"
+        f"contact sheet: {path} ({per_row} classes per row, in the order of the table)"
+    )
     return 0
 
 
@@ -93,9 +96,7 @@ def write_sheet(path: Path, images: list[list[torch.Tensor]]) -> int:
     cells = [image for of_class in images for image in [*of_class, *[blank] * (IMAGES_PER_CLASS - len(of_class))]]
     per_row = max(1, round(math.sqrt(len(images) / IMAGES_PER_CLASS)))
     grid = make_grid([cell if len(cell) == 3 else cell[:1] for cell in cells], nrow=per_row * IMAGES_PER_CLASS)
-    try:
+    with file_errors("write", path, "set --results_path"):
         path.parent.mkdir(parents=True, exist_ok=True)
         save_image(grid, path)
-    except OSError as error:
-        raise UsageError(f"cannot write {path} ({error.strerror}); set --results_path") from error
     return per_row

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -85,9 +84,6 @@ class Probe(Observer):
         return rows | {"step": place[:, 0], "task": place[:, 1], "layers": layers}
 
 
-# --- stability --------------------------------------------------------------------------------------------------------
-
-
 class Stability(Probe):
     name = "stability"
 
@@ -125,20 +121,17 @@ class Stability(Probe):
         self.sums[number] += torch.stack([product.sum(), a_squared.sum(), g_squared.sum()])
 
     def measure(self, step: Step) -> dict[str, torch.Tensor]:
-        each, whole = self.sums, self.sums.sum(0)
         assert step.loss is not None
+        product, a_squared, g_squared = torch.cat([self.sums, self.sums.sum(0, keepdim=True)]).unbind(1)
+        cosine = product / (a_squared * g_squared).sqrt().clamp(min=torch.finfo(product.dtype).tiny)
+        magnitude = g_squared.sqrt()
         return {
             "loss": step.loss,
-            "cosine": cosine(each),
-            "magnitude": each[:, 2].sqrt(),
-            "cosine_of_all": cosine(whole),
-            "magnitude_of_all": whole[2].sqrt(),
+            "cosine": cosine[:-1],
+            "magnitude": magnitude[:-1],
+            "cosine_of_all": cosine[-1],
+            "magnitude_of_all": magnitude[-1],
         }
-
-
-def cosine(sums: torch.Tensor) -> torch.Tensor:
-    product, a_squared, g_squared = sums.unbind(-1)
-    return product / (a_squared * g_squared).sqrt().clamp(min=torch.finfo(sums.dtype).tiny)
 
 
 def without_shift(layer: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -157,14 +150,6 @@ def without_shift(layer: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor 
     n_scales = output.shape[1] if gamma is None else gamma.numel()
     gamma = None if gamma is None else gamma.detach().flatten().clone()
     return gamma, shifted.reshape(len(output), n_scales, -1)
-
-
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
-def buffer_norms(layers: Sequence[nn.Module], name: str) -> torch.Tensor:
-    """Return the Euclidean norms (layers,) of a buffer of every layer."""
-    return torch.stack(torch._foreach_norm([layer.get_buffer(name) for layer in layers])).double()
 
 
 def mean_and_variance(activation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -194,21 +179,15 @@ class Statistics(Probe):
             self.seen[number].append(mean_and_variance(inputs[0]))
 
     def measure(self, step: Step) -> dict[str, torch.Tensor]:
-        forwards = [norms for norms, _ in forwards_with_batches(step.outputs) if norms.layers]
-        for norms in forwards:
+        for norms, _ in forwards_with_batches(step.outputs):
             for number, mean, var in zip(norms.layers, norms.means, norms.variances, strict=True):
                 self.seen[number].append((mean, var))
-        means = [torch.stack([mean.detach().norm() for mean, _ in seen]).mean() for seen in self.seen]
-        variances = [torch.stack([var.detach().norm() for _, var in seen]).mean() for seen in self.seen]
-        return {
-            "batch_mean": torch.stack(means),
-            "batch_var": torch.stack(variances),
-            "running_mean": buffer_norms(self.parts, "running_mean"),
-            "running_var": buffer_norms(self.parts, "running_var"),
-        }
-
-
-# --- weights ----------------------------------------------------------------------------------------------------------
+        values: dict[str, torch.Tensor] = {}
+        for which, name in enumerate(("mean", "var")):
+            batches = [torch.stack([pair[which].detach().norm() for pair in seen]).mean() for seen in self.seen]
+            running = torch._foreach_norm([part.get_buffer(f"running_{name}") for part in self.parts])
+            values |= {f"batch_{name}": torch.stack(batches), f"running_{name}": torch.stack(running).double()}
+        return values
 
 
 class TaskWeights(Probe):
@@ -233,11 +212,10 @@ class TaskWeights(Probe):
             self.momenta[number].append(torch.zeros((), dtype=torch.float64, device=self.device) + momentum)
 
     def measure(self, step: Step) -> dict[str, torch.Tensor]:
-        shares = []
-        n_forwards = len(forwards_with_batches(step.outputs))
-        if any(len(momenta) != n_forwards for momenta in self.momenta):
+        shares, forwards = [], forwards_with_batches(step.outputs)
+        if any(len(momenta) != len(forwards) for momenta in self.momenta):
             raise RunFailed("--probe weights needs every norm layer in every forward pass of a step; remove it")
-        for number, (norms, names) in enumerate(forwards_with_batches(step.outputs)):
+        for number, (norms, names) in enumerate(forwards):
             tasks = torch.cat([step.batches[name].tasks for name in names])
             members = (tasks.unsqueeze(1) == torch.arange(self.n_tasks, device=self.device)).double()
             shares.append(self._share(members, norms.sample_weights))
@@ -271,8 +249,6 @@ def forwards_with_batches(outputs: dict[str, Output]) -> list[tuple[Normalizatio
         passes.setdefault(id(output.norms), (output.norms, []))[1].append(name)
     return list(passes.values())
 
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 PROBES: dict[str, type[Probe]] = {probe.name: probe for probe in (Stability, Statistics, TaskWeights)}
 

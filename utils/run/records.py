@@ -38,24 +38,20 @@ def seal_of(record: dict[str, Any]) -> str:
 def read_record(path: Path) -> dict[str, Any] | None:
     """Return the record of the run in whose folder it lies, or None; raise BadRecord if it is not as it was written."""
     try:
-        record = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        record = json.loads(path.read_bytes())
         sealed = record["seal"] == seal_of(record)
         name, hash_ = record["run"], run_hash(record["identity"])
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise BadRecord(f"it cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadRecord("it is damaged, or of an older version of this project") from None
     if not sealed:
         raise BadRecord("its seal does not match: it has been changed, or damaged")
     if name != path.parent.name or not name.endswith(f"-{hash_}"):
         raise BadRecord(f"it is of another run, {name}")
     return record
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
 
 
 def provenance_text(record: dict[str, Any]) -> str:
@@ -127,10 +123,11 @@ def environment() -> dict[str, Any]:
 
 def peak_memory_mb() -> float:
     """Return the peak of this process; `getrusage` would count what its launcher had before the fork."""
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     status = Path("/proc/self/status")
     if status.exists():
-        kilobytes = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        kilobytes = int(status.read_text().partition("VmHWM:")[2].split()[0])
+    else:
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(kilobytes / 1024, 1)
 
 
@@ -140,9 +137,8 @@ def commit() -> str | None:
     own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(REPOSITORY), *words], env=own, capture_output=True, check=True, timeout=20
-        ).stdout.decode(errors="replace").strip()  # fmt: skip
+        command = ["git", "-C", str(REPOSITORY), *words]
+        return subprocess.run(command, env=own, capture_output=True, check=True, text=True, timeout=20).stdout.strip()
 
     try:
         if git("rev-parse", "--show-cdup"):  # the checkout lies below another repository

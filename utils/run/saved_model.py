@@ -52,9 +52,8 @@ def read_saved(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         content = (folder / "model.safetensors").read_bytes()
         if record is None or hashlib.sha256(content).hexdigest() != record.get("model_sha256"):
             raise BadRecord("its record.json does not have the digest of its model.safetensors")
-    except (BadRecord, OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"--eval_only {folder}: not the folder of a run with --save_model: {reason}") from None
+    except (BadRecord, OSError) as error:
+        raise UsageError(f"--eval_only {folder}: not the folder of a run with --save_model: {error}") from None
     return record, load(content)
 
 
@@ -74,24 +73,20 @@ def evaluate_saved(explicit: dict[str, Any]) -> int:
     net = build_network(config, data.spec, device)
     stream = data.stream(device)
     method = build_method(config, stream.spec, net, device)
-    states = {name: tensors.pop(name) for name in STATES if name in tensors}
+    parts = {name: part for name, part in zip(STATES, (method, method.buffer), strict=True) if part is not None}
+    states = {name: tensors.pop(name).numpy().tobytes() for name in STATES if name in tensors}
     if getattr(config, "eval_statistics", "running") == "buffer" and "buffer" not in states:
         raise UsageError(f"{folder} has no buffer: give --eval_statistics running or batch")
     try:
         net.load_state_dict(tensors)
-        for name, content in states.items():
-            state = torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
-            part = method if name == "method" else method.buffer
-            if part is not None:
-                part.load_state_dict(state)
+        for name, part in parts.items():
+            part.load_state_dict(torch.load(io.BytesIO(states[name]), weights_only=True))
     except (RuntimeError, KeyError) as error:
         raise UsageError(f"{folder} does not fit today's code: {' '.join(str(error).split())}") from error
     results = accuracies(method, stream, range(data.spec.n_tasks))
     print(f"{folder}: {', '.join(f'{name} {getattr(config, name)}' for name in SELECTORS)}")
-    for line in caveat_lines(config.values()):
-        print(line)
-    for setting, row in results.items():
-        print("\n" + accuracy_table(setting, [[*row]], config.values()))
+    tables = (f"\n{accuracy_table(setting, [[*row]], config.values())}" for setting, row in results.items())
+    print(*caveat_lines(config.values()), *tables, sep="\n")
     return 0
 
 

@@ -121,8 +121,6 @@ class Training:
         self.term_sums: dict[str, torch.Tensor] = {}
         self.unlogged = 0  # batches since the last log line
 
-    # --- the run ----------------------------------------------------------------------------------------------
-
     def run(self, state: dict[str, Any] | None = None) -> dict[str, Any]:
         """Train through the stream, from a checkpoint's state if given, and return the results as plain data."""
         self.wall_time.start()
@@ -228,8 +226,6 @@ class Training:
         for observer in self.observers:
             getattr(observer, event)(*arguments)
 
-    # --- checkpoints -------------------------------------------------------------------------------------------
-
     def _save(self) -> None:
         assert self.checkpoints is not None
         with self.signals.held():
@@ -284,8 +280,6 @@ class Training:
         for observer in self.observers:
             observer.load_state_dict(state["observers"].get(type(observer).__name__, {}))
         self.training_time.before, self.wall_time.before = state["training_seconds"], state["wall_seconds"]
-
-    # --- measurements ------------------------------------------------------------------------------------------
 
     def _check_losses(self) -> np.ndarray:
         """Return the losses since the last log line. A run that has diverged ends here and is never saved."""

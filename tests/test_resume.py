@@ -14,13 +14,12 @@ from stopped_runs import (
     RUN,
     SHORT,
     Stop,
-    names,
     newest_state,
     numbers,
+    observers_added,
     steps_of,
     stopped,
     undisturbed,
-    watched_by,
 )
 
 from models.method import Method
@@ -50,9 +49,18 @@ SPECIAL = [
     ("er", "gn", ["--groups", "2", "--validation", "0.2"]),
 ]
 
+OPTIMIZERS = [
+    ("er", "adab2n", ["--optimizer", "adam", "--lr", "0.01"]),
+    ("derpp", "adab2n", ["--optimizer", "adamw", "--lr", "0.01", "--optim_wd", "0.1", "--n_iters", "11"]),
+    ("icarl", "adab2n", ["--optim_mom", "0.9", "--nesterov", "--drop_last", "--n_iters", "9"]),
+    ("sgd", "adab2n", ["--drop_last", "--stop_after", "3"]),
+]
+
 
 @pytest.mark.parametrize(
-    ("model", "norm", "flags"), [*REPLAY, *PLAIN, *SPECIAL], ids=lambda v: "_".join(v) if isinstance(v, list) else v
+    ("model", "norm", "flags"),
+    [*REPLAY, *PLAIN, *SPECIAL, *OPTIMIZERS],
+    ids=lambda v: "_".join(v) if isinstance(v, list) else v,
 )
 def test_stopped_run_ends_as_if_it_had_not_been(tmp_path, model, norm, flags):
     convolutions = "lider" in model or flags in [case[2] for case in SPECIAL]
@@ -72,7 +80,7 @@ def test_stopped_run_ends_as_if_it_had_not_been(tmp_path, model, norm, flags):
 def test_run_may_be_stopped_after_every_step(tmp_path):
     words = ["--model", "derpp", "--norm", "adab2n", "--buffer_size", "30", *SHORT]
     assert runner(tmp_path / "straight")(*words).code == 0
-    with watched_by(Stop(range(1, 16))):
+    with observers_added(Stop(range(1, 16))):
         for step in range(1, 16):
             assert runner(tmp_path / "stopped")(*words).code == 143
             (folder,) = tmp_path.glob("stopped/runs/*")
@@ -154,7 +162,7 @@ def test_flags_about_output_change_no_number(run_main, straight, flags):
 
 def test_progress_bar_and_observers_change_no_number(results, straight, capfd):
     words = [*RUN, "--results_path", str(results), "--num_threads", "1"]
-    with watched_by(Progress(5, bar=True), Nosy()):
+    with observers_added(Progress(5, bar=True), Nosy()):
         finished = call(words)
     assert finished.code == 0
     assert "145/145" in finished.stderr
@@ -163,72 +171,11 @@ def test_progress_bar_and_observers_change_no_number(results, straight, capfd):
 
 
 def test_observers_may_change_over_a_stop(results, straight):
-    with watched_by(Progress(5, bar=True), Nosy()):
+    with observers_added(Progress(5, bar=True), Nosy()):
         stopped_with = runner(results)
-        with watched_by(Stop({50})):
+        with observers_added(Stop({50})):
             assert stopped_with(*RUN).code == 143
     assert runner(results)(*RUN).code == 0
-    assert outcome(results) == straight
-
-
-# --- threads --------------------------------------------------------------------------------------------------
-
-
-def test_another_number_of_threads_is_told_and_noted(results):
-    words = [*RUN, "--debug_mode"]
-    stopped(results, *words, at=5)
-    fixed = ["--results_path", str(results), "--non_verbose"]
-    try:
-        with watched_by(Stop({7})):
-            second = call([*words, *fixed, "--num_threads", "2"])
-    finally:
-        torch.set_num_threads(1)
-    assert second.code == 143
-    note, warning, _ = second.stderr.splitlines(keepends=True)
-    assert note == goes_on(5)
-    assert "num_threads 2 instead of 1" in warning
-    third = call([*words, *fixed, "--num_threads", "1"])
-    assert (third.code, third.stderr) == (0, goes_on(7))
-    assert [one["num_threads"] for one in third.record["conditions"]] == [1, 2]
-
-
-def test_the_same_number_of_threads_is_no_word_worth(results, straight):
-    stopped(results, *RUN, at=50)
-    finished = runner(results)(*RUN)
-    assert finished.stderr == goes_on(50)
-    assert finished.record["conditions"] == straight["record"]["conditions"]
-    assert [one["num_threads"] for one in finished.record["conditions"]] == [1]
-
-
-# --- starting over --------------------------------------------------------------------------------------------
-
-
-def test_rerun_forgets_what_was_saved(results, straight, monkeypatch):
-    folder = stopped(results, *RUN, at=100)
-    (folder / ".checkpoint-000000101.pt.7.tmp").write_bytes(b"half")
-    seen, original = [], Method.step
-
-    def step(self, batch, index):
-        seen.append((index.step, names(folder)))
-        return original(self, batch, index)
-
-    monkeypatch.setattr(Method, "step", step)
-    finished = runner(results)(*RUN, "--rerun")
-    assert (finished.code, finished.stderr) == (0, "")
-    assert seen[0] == (0, [])
-    assert len(seen) == 145
-    record = straight["record"]
-    assert numbers(finished) == (record["results"], record["steps"], record["identity"], straight["network"])
-    assert outcome(results)["log"] == straight["log"]
-    assert names(folder) == []
-
-
-def test_rerun_of_an_unfinished_run_that_is_stopped_goes_on_without_the_flag(results, straight):
-    stopped(results, *RUN, at=50)
-    folder = stopped(results, *RUN, "--rerun", at=100)
-    assert not (folder / "record.json").exists()
-    finished = runner(results)(*RUN)
-    assert (finished.code, finished.stderr) == (0, goes_on(100))
     assert outcome(results) == straight
 
 
@@ -247,40 +194,3 @@ def test_diverged_run_leaves_a_record_and_no_bad_checkpoint(results):
         assert finished.record["status"] == "failed"
         assert "results" not in finished.record
         assert np.isfinite(newest_state(finished.folder)["losses"]).all()
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (IndexError("list index out of range"), "IndexError: list index out of range"),
-        (RuntimeError("several\nlines of\n  text"), None),
-        (MemoryError(), None),
-    ],
-    ids=["index", "lines", "memory"],
-)
-def test_unexpected_error_is_shown_with_its_traceback_and_in_the_record(results, straight, error, reason):
-    original = Method.step
-
-    def failing(self, batch, index):
-        if index.step == 70:
-            raise error
-        return original(self, batch, index)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Method, "step", failing)
-        finished = runner(results)(*RUN)
-    assert finished.code == 1
-    *_, line = finished.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert type(error).__name__ in line
-    assert finished.record["status"] == "failed"
-    assert finished.record["reason"] == (reason or finished.record["reason"])
-    assert finished.stderr == f"{finished.record['traceback']}{line}\n"
-    assert finished.record["traceback"].startswith("Traceback (most recent call last):")
-    assert "in failing" in finished.record["traceback"]
-    assert "Traceback" not in finished.stdout
-    assert steps_of(finished.folder) == [29, 58]
-
-    again = runner(results)(*RUN)
-    assert (again.code, again.stderr) == (0, goes_on(58))
-    assert outcome(results) == straight

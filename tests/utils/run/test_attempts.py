@@ -3,12 +3,12 @@
 import contextlib
 import json
 import os
-import signal
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import ANSWERED, goes_on, runner
+from stopped_runs import Stop, observers_added, stopped
 
 import utils.run.execution
 import utils.run.observers
@@ -36,22 +36,6 @@ class Watch(Observer):
 
     def on_step(self, step):
         self.look(step.index.step + 1)
-
-
-@contextlib.contextmanager
-def watched_by(look):
-    original = utils.run.execution.build_observers
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), Watch(look)])
-        yield
-
-
-def stopped(results, *flags, at=STOPPED_AT):
-    """The folder of a run that a signal stopped."""
-    with watched_by(lambda step: signal.raise_signal(signal.SIGTERM) if step == at else None):
-        assert runner(results)(*COMMAND, *flags).code == 143
-    (folder,) = results.glob("runs/*")
-    return folder
 
 
 @contextlib.contextmanager
@@ -83,10 +67,10 @@ def straight(tmp_path_factory):
 
 def is_like(results, straight):
     """Whether all is as after an undisturbed run, but for the flag and the record before."""
-    found = outcome(results)
-    found["record"]["config"]["rerun"] = False
-    found["files"] = [name for name in found["files"] if name != "record.old.json"]
-    return found == straight
+    ended = outcome(results)
+    ended["record"]["config"]["rerun"] = False
+    ended["files"] = [name for name in ended["files"] if name != "record.old.json"]
+    return ended == straight
 
 
 # --- rerun ------------------------------------------------------------------------------------------------------------
@@ -94,7 +78,7 @@ def is_like(results, straight):
 
 def test_rerun_keeps_the_record_before_and_starts_from_the_beginning(results, straight):
     first, steps = runner(results)(*COMMAND), []
-    with watched_by(steps.append):
+    with observers_added(Watch(steps.append)):
         second = runner(results)(*COMMAND, "--rerun")
     assert (second.code, second.stderr) == (0, "")
     assert steps == [*range(1, STEPS + 1)]
@@ -107,10 +91,10 @@ def test_rerun_keeps_the_record_before_and_starts_from_the_beginning(results, st
 @pytest.mark.parametrize(("flags", "first"), [([], STOPPED_AT + 1), (["--rerun"], 1)])
 def test_interrupted_rerun_is_resumed_by_the_plain_command_and_restarted_by_another(results, straight, flags, first):
     finished = runner(results)(*COMMAND)
-    folder = stopped(results, "--rerun")
+    folder = stopped(results, *COMMAND, "--rerun", at=STOPPED_AT)
     assert not (folder / "record.json").exists()
     steps = []
-    with watched_by(steps.append):
+    with observers_added(Watch(steps.append)):
         assert runner(results)(*COMMAND, *flags).code == 0
     assert steps == [*range(first, STEPS + 1)]
     assert json.loads((folder / "record.old.json").read_text()) == finished.record
@@ -176,15 +160,15 @@ def test_killed_before_any_change_of_a_file_the_plain_command_has_the_same_end(t
             assert finished.code == 0, nth
             assert names(finished.folder) - {"record.old.json"} == WHOLE, nth
             assert finished.record["results"] == straight["record"]["results"], nth
-            found = outcome(results)
-            assert (found["log"], found["network"]) == (straight["log"], straight["network"]), nth
+            ended = outcome(results)
+            assert (ended["log"], ended["network"]) == (straight["log"], straight["network"]), nth
             if (finished.folder / "record.old.json").exists():
                 assert json.loads((finished.folder / "record.old.json").read_text()) == before
     assert nth >= 15
 
 
 def test_leftovers_beside_a_finished_record_are_removed_unless_another_process_has_the_folder(results, straight):
-    folder = stopped(results, at=STEPS)
+    folder = stopped(results, *COMMAND, at=STEPS)
     kept = {path: path.read_bytes() for path in folder.glob("checkpoint-*.pt")}
     assert runner(results)(*COMMAND).code == 0
     for path, content in kept.items():
@@ -201,7 +185,7 @@ def test_leftovers_beside_a_finished_record_are_removed_unless_another_process_h
 
 @pytest.mark.parametrize("kept", [4, 0])
 def test_lines_that_the_log_has_lost_are_reported_and_leave_no_hole(results, straight, kept):
-    folder = stopped(results)
+    folder = stopped(results, *COMMAND, at=STOPPED_AT)
     path = folder / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:kept]) + lines[kept][:20])
@@ -209,13 +193,13 @@ def test_lines_that_the_log_has_lost_are_reported_and_leave_no_hole(results, str
     assert finished.code == 0
     note, warning = finished.stderr.splitlines(keepends=True)
     assert (note, warning.split()[1]) == (goes_on(STOPPED_AT), str(path))
-    found = outcome(results)
-    assert found["log"] == [*straight["log"][:kept], *straight["log"][len(lines) :]]
-    assert found["record"] == straight["record"]
+    ended = outcome(results)
+    assert ended["log"] == [*straight["log"][:kept], *straight["log"][len(lines) :]]
+    assert ended["record"] == straight["record"]
 
 
 def test_log_with_lines_after_the_checkpoint_loses_them_silently(results, straight):
-    folder = stopped(results)
+    folder = stopped(results, *COMMAND, at=STOPPED_AT)
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"event": "log", "step": 9}\n{"eve')
     assert runner(results)(*COMMAND).stderr == goes_on(STOPPED_AT)
@@ -245,22 +229,22 @@ def test_seconds_of_a_resumed_log_go_on(tmp_path, monkeypatch):
 
 
 def test_conditions_and_what_auto_chose_are_on_record(results):
-    (found,) = runner(results)(*COMMAND).record["conditions"]
-    assert found["device"].startswith("cpu (")
-    assert (found["num_threads"], found["torch"]) == (1, torch.__version__)
-    (named,) = runner(results)(*COMMAND, "--norm_impl", found["norm_impl"], "--rerun").record["conditions"]
-    assert found == named
-    assert found["norm_impl"] in ("compiled", "fused")
+    (auto,) = runner(results)(*COMMAND).record["conditions"]
+    assert auto["device"].startswith("cpu (")
+    assert (auto["num_threads"], auto["torch"]) == (1, torch.__version__)
+    (named,) = runner(results)(*COMMAND, "--norm_impl", auto["norm_impl"], "--rerun").record["conditions"]
+    assert auto == named
+    assert auto["norm_impl"] in ("compiled", "fused")
     (plain,) = runner(results)(*COMMAND, "--norm", "bn", "--seed", "1").record["conditions"]
     assert plain["norm_impl"] == "torch"
 
 
 def test_every_change_of_conditions_is_reported_and_recorded(results):
     """One implementation, then another of another torch, then the first again, which is none."""
-    stopped(results, "--norm_impl", "fused")
+    stopped(results, *COMMAND, "--norm_impl", "fused", at=STOPPED_AT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utils.run.execution, "conditions", lambda net: conditions(net) | {"torch": "9.9"})
-        with watched_by(lambda step: signal.raise_signal(signal.SIGTERM) if step == 11 else None):
+        with observers_added(Stop({11})):
             second = runner(results)(*COMMAND, "--norm_impl", "reference")
     note, warning, _ = second.stderr.splitlines(keepends=True)
     assert note == goes_on(STOPPED_AT)
@@ -268,5 +252,5 @@ def test_every_change_of_conditions_is_reported_and_recorded(results):
     assert "norm_impl reference instead of fused, torch 9.9 instead of " in warning
     third = runner(results)(*COMMAND, "--norm_impl", "fused")
     assert (third.code, third.stderr) == (0, goes_on(11))
-    noted = [(one["norm_impl"], one["torch"]) for one in third.record["conditions"]]
+    noted = [(each["norm_impl"], each["torch"]) for each in third.record["conditions"]]
     assert noted == [("fused", str(torch.__version__)), ("reference", "9.9")]

@@ -3,13 +3,11 @@
 import pytest
 import torch
 from conftest import goes_on, runner
+from stopped_runs import stopped
 
-import utils.run.execution
 from tests.helpers import build_run, make_spec, make_stream, run_config, weights_of
 from tests.outcomes import outcome
 from utils.errors import RunFailed
-from utils.run.observers import Observer
-from utils.run.signals import Interrupted
 from utils.run.training import Training
 from utils.step import StepIndex
 
@@ -113,26 +111,14 @@ def test_buffer_is_as_before_the_attempt():
 # --- whole commands ---------------------------------------------------------------------------------------------------
 
 
-class Stop(Observer):
-    def on_step(self, step):
-        if step.index.step == 40:
-            raise Interrupted(15)
-
-
-def test_run_with_such_a_batch_finishes_and_goes_on_counting_after_a_stop(tmp_path, monkeypatch):
+def test_run_with_such_a_batch_finishes_and_goes_on_counting_after_a_stop(tmp_path):
     straight = runner(tmp_path / "straight")(*DIGITS)
     assert (straight.code, straight.stderr) == (0, NOTE)
     assert (straight.record["batches_left_out"], straight.record["steps"]) == (2, 2 * (30 + 29 + 29 + 29 + 29))
-    original = utils.run.execution.build_observers
-    with monkeypatch.context() as patch:
-        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), Stop()])
-        stopped = runner(tmp_path / "stopped")(*DIGITS, "--checkpoint_every", "35")
-    assert stopped.code == 143
-    resumed = runner(tmp_path / "stopped")(*DIGITS, "--checkpoint_every", "35")
-    assert (resumed.code, resumed.stderr) == (0, goes_on(35))  # said once in a run
-    found, expected = outcome(tmp_path / "stopped"), outcome(tmp_path / "straight")
-    expected["record"]["config"]["checkpoint_every"] = "35 steps"
-    assert found == expected
+    stopped(tmp_path / "stopped", *DIGITS, at=41)
+    resumed = runner(tmp_path / "stopped")(*DIGITS)
+    assert (resumed.code, resumed.stderr) == (0, goes_on(41))  # said once in a run
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "straight")
 
 
 def test_run_without_such_a_batch_counts_none(results):

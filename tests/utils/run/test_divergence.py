@@ -1,7 +1,7 @@
 """Runs that diverge: they fail, and say which knob helps; no number comes of weights that are none."""
 
 import pytest
-from conftest import goes_on, runner
+from conftest import runner
 
 from models.sgd import Sgd
 from tests.helpers import build_run, make_spec, make_stream, run_config
@@ -69,12 +69,3 @@ def test_divergence_without_a_penalty_names_lr_alone(results):
     line = reason(results, "--model", "er", *SMALL, "--lr", "1e20")
     assert "--lr" in line
     assert "penalty" not in line
-
-
-def test_divergence_after_a_resume_has_the_same_reason(results):
-    """As in a sweep, which tries again from the last checkpoint."""
-    words = [*ADA, "--lambd", "1e3", "--checkpoint_every", "1"]
-    first = reason(results, *words)
-    (folder,) = results.glob("runs/*")
-    step = max(int(path.stem.split("-")[1]) for path in folder.glob("checkpoint-*.pt"))
-    assert runner(results)(*words).stderr == f"{goes_on(step)}{first}\n"

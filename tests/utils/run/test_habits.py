@@ -1,15 +1,10 @@
 """Options of the loop that came later: optimizers, steps instead of epochs, full batches, parts of a stream."""
 
-import signal
-
 import numpy as np
 import pytest
 import torch
-from conftest import goes_on, runner
 
-import utils.run.execution
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config, weights_of
-from tests.outcomes import outcome
 from tests.utils.run.test_training import Notebook
 from utils.config.registry import MODELS
 from utils.config.resolve import resolve
@@ -239,37 +234,3 @@ def test_every_method_runs_on_a_part(run_main, model):
     assert len(result["matrix"]) == (1 if model == "joint" else 2)
     assert len(result["matrix"][-1]) == 2
     assert finished.record["steps"] == (3 if model == "joint" else 6)
-
-
-# --- stopped and going on ---------------------------------------------------------------------------------------------
-
-
-class Stop(Observer):
-    def __init__(self, at):
-        self.at = at
-
-    def on_step(self, step):
-        if step.index.step + 1 == self.at:
-            signal.raise_signal(signal.SIGTERM)
-
-
-@pytest.mark.parametrize(
-    ("flags", "at"),
-    [
-        ("--model er --optimizer adam --lr 0.01", 11),
-        ("--model derpp --optimizer adamw --lr 0.01 --optim_wd 0.1 --n_iters 11", 40),
-        ("--model icarl --optim_mom 0.9 --nesterov --drop_last --n_iters 9", 27),
-        ("--model sgd --drop_last --stop_after 3", 14),
-    ],
-)
-def test_stopped_run_ends_as_if_it_had_not_been(tmp_path, monkeypatch, flags, at):
-    words = [*flags.split(), "--norm", "adab2n", *DIGITS, "--save_model", "--log_every", "4"]
-    assert runner(tmp_path / "straight")(*words).code == 0
-    original = utils.run.execution.build_observers
-    with monkeypatch.context() as patch:
-        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), Stop(at)])
-        assert runner(tmp_path / "stopped")(*words).code == 143
-    finished = runner(tmp_path / "stopped")(*words)
-    assert (finished.code, finished.stderr) == (0, goes_on(at))
-    expected, ended = outcome(tmp_path / "straight"), outcome(tmp_path / "stopped")
-    assert [name for name in expected if ended[name] != expected[name]] == []

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import call, goes_on, runner
+from stopped_runs import observers_added
 
-import utils.run.execution
 import utils.run.observers
-from tests.models.cut_off import Killed
+from tests.models.cut_off import Killed, Steps
 from utils.errors import UsageError
 from utils.run.observers import Progress, TensorBoardRun
 from utils.step import Step, StepIndex
@@ -139,17 +139,9 @@ def test_curves_of_a_run(run_main, writers):
     assert "tensorboard" not in ended.record["identity"]
 
 
-def test_a_resumed_run_takes_the_curves_up_where_its_checkpoint_is(results, writers, monkeypatch):
-    class Stop(utils.run.observers.Observer):
-        def on_step(self, step):
-            if step.index.step == 6:
-                raise Killed
-
-    original = utils.run.execution.build_observers
-    with monkeypatch.context() as patch:
-        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), Stop()])
-        with pytest.raises(Killed):
-            runner(results)(*RUN, "--tensorboard", "--checkpoint_every", "2")
+def test_a_resumed_run_takes_the_curves_up_where_its_checkpoint_is(results, writers):
+    with observers_added(Steps(last=6)), pytest.raises(Killed):
+        runner(results)(*RUN, "--tensorboard", "--checkpoint_every", "2")
     assert runner(results)(*RUN, "--tensorboard").stderr == goes_on(6)
     assert [writer.purge_step for writer in writers] == [1, 7]
 

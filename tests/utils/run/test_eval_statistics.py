@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import call, runner
 from torch.nn import functional as F
 
 import utils.run.eval_statistics
@@ -14,7 +13,6 @@ from utils.data.random import generator
 from utils.run.eval_statistics import eval_statistics_applied, in_test_order
 from utils.run.observers import Observer
 from utils.run.training import Training
-from utils.tables import accuracy_table
 
 SPEC = make_spec(n_tasks=2, n_classes=4, train_sizes=(12, 12))
 NORMS = ["bn", "cn", "adab2n", "bnt", "tbbn", "cma"]
@@ -205,14 +203,3 @@ def test_what_makes_no_sense_is_rejected_in_a_line(run_main, results, words, key
     assert ended.code == 2
     assert keyword in line
     assert not results.exists()
-
-
-def test_a_saved_network_can_be_evaluated_with_other_statistics(tmp_path):
-    words = ["--model", "er", *WORDS, "--batch_size", "60", "--debug_mode", "--save_model"]
-    saved = runner(tmp_path)(*words, "--eval_statistics", "buffer")
-    path = str(saved.folder / "model.safetensors")
-    for statistics in ("buffer", "batch"):
-        expected = runner(tmp_path)(*words, "--eval_statistics", statistics)
-        evaluated = call(["--eval_only", path, "--eval_statistics", statistics, "--num_threads", "1"])
-        for setting, result in expected.record["results"].items():
-            assert accuracy_table(setting, result["matrix"][-1:], expected.record["config"]) in evaluated.stdout

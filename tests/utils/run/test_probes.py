@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config
 from tests.models.cut_off import Killed, Steps, watched_by
+from tests.outcomes import TIMES
 from utils.errors import UsageError
 from utils.run.eval_statistics import norm_layers
+from utils.run.observers import Observer
 from utils.run.probes import PROBES, Stability, Statistics, TaskWeights, read_recording
 from utils.run.training import Training
 from utils.step import CURRENT, StepIndex
@@ -143,25 +145,17 @@ def test_separate_forwards_count_together():
 def recorded(norm: str, model: str = "er", **changes) -> dict[str, np.ndarray]:
     config, stream = run_config(model, norm, dtype="float64", **changes), make_stream(SPEC)
     _, method = build_run(config, stream)
-    probe, kept = TaskWeights(method), Kept()
-    Training(config, stream, method, observers=[probe, kept]).run()
-    return probe.recording() | {"steps": kept.steps}
+    probe, tasks = TaskWeights(method), Tasks()
+    Training(config, stream, method, observers=[probe, tasks]).run()
+    return probe.recording() | {"steps": tasks.steps}
 
 
-class Kept:
+class Tasks(Observer):
     def __init__(self):
         self.steps = []
 
     def on_step(self, step):
         self.steps.append({name: batch.tasks_host.tolist() for name, batch in step.batches.items()})
-
-    def __getattr__(self, name):
-        if name.startswith("on_"):
-            return lambda *_: None
-        raise AttributeError(name)
-
-    def state_dict(self):
-        return {}
 
 
 def test_weights_of_bn_are_the_shares_of_the_tasks_and_their_running_average():
@@ -229,20 +223,10 @@ def test_balanced_norms_have_other_weights_for_their_running_statistics():
 WORDS = ["--model", "derpp", "--norm", "adab2n", "--dataset", "seq-digits", "--num_filters", "4", "--batch_size", "40"]
 WORDS += ["--num_threads", "1", "--save_model"]
 ALL = ["--probe", "stability,statistics,weights"]
-TIMES = {
-    "date",
-    "seconds",
-    "wall_seconds",
-    "steps_per_second",
-    "environment",
-    "seal",
-    "config",
-    "recordings",
-}
 
 
-def kept_of(record: dict) -> dict:
-    return {name: value for name, value in record.items() if name not in TIMES}
+def without_times(record: dict) -> dict:
+    return {name: value for name, value in record.items() if name not in (*TIMES, "config", "recordings")}
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +240,7 @@ def probed(tmp_path_factory):
 
 
 def test_a_run_with_all_probes_is_the_same_run(plain, probed):
-    assert kept_of(probed.record) == kept_of(plain.record)
+    assert without_times(probed.record) == without_times(plain.record)
     assert (probed.folder / "model.safetensors").read_bytes() == (plain.folder / "model.safetensors").read_bytes()
     assert probed.record["recordings"].keys() == PROBES.keys()
     assert "recordings" not in plain.record
@@ -281,7 +265,7 @@ def test_missing_or_damaged_recordings_ask_for_a_rerun(tmp_path):
     refused = run(*WORDS, "--probe", "weights")
     assert (refused.code, "--rerun" in refused.stderr) == (2, True)
     recorded = run(*WORDS, "--probe", "weights", "--rerun")
-    assert kept_of(recorded.record) == kept_of(first.record)
+    assert without_times(recorded.record) == without_times(first.record)
     assert "not trained again" in run(*WORDS, "--probe", "weights").stderr
     (first.folder / "recordings" / "weights.npz").write_bytes(b"damaged")
     assert run(*WORDS, "--probe", "weights").code == 2

@@ -17,8 +17,7 @@ from utils.studies.runs import Runs
 from utils.studies.selection import Selection, required_runs
 
 COMMAND = ["--model", "sgd", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4", "--debug_mode"]
-DAMAGED = "it is damaged, or of an older version of this project"
-CHANGED = "its seal does not match: it has been changed, or damaged"
+DAMAGED, CHANGED, OTHER = "it is damaged", "its seal does not match", "it is of another run, {}"
 
 
 def changed(**entries):
@@ -60,10 +59,10 @@ BAD = {  # what becomes of the record, given it and that of another seed; and th
     "without identity": (sealed_again(without("identity", "seal")), DAMAGED),
     "older": (without("seal", "sources"), DAMAGED),
     "failed, said to be finished": (changed(status="failed"), CHANGED),
-    "of another seed": (lambda record, other: other, "it is of another run, {other}"),
+    "of another seed": (lambda record, other: other, OTHER),
     "renamed": (
         sealed_again(lambda record, other: without("seal")(other, None) | {"run": record["run"]}),
-        "it is of another run, {run}",
+        OTHER,
     ),
 }
 
@@ -89,7 +88,7 @@ def test_record_that_cannot_be_trusted_is_refused_and_replaced_by_a_rerun(finish
     shutil.copytree(source, results)
     path = results / "runs" / first.folder.name / "record.json"
     spoil(path, how, other.record)
-    reason = BAD[how][1].format(run=first.record["run"], other=other.record["run"])
+    reason = BAD[how][1].format(first.record["run"] if how == "renamed" else other.record["run"])
     before = path.read_bytes()
     for flags in ([], ["--accept_changed_code"], ["--dry_run"]):
         refused = runner(results)(*COMMAND, *flags)
@@ -151,8 +150,8 @@ def spoiled(table, results):
     paths[3].parent.rename(paths[3].parent.with_name("renamed"))
     return results, {
         paths[0]: DAMAGED,
-        paths[1]: f"it is of another run, {paths[2].parent.name}",
-        results / "runs/renamed/record.json": f"it is of another run, {paths[3].parent.name}",
+        paths[1]: OTHER.format(paths[2].parent.name),
+        results / "runs/renamed/record.json": OTHER.format(paths[3].parent.name),
     }
 
 
@@ -166,9 +165,9 @@ def test_list_counts_only_records_that_can_be_trusted(spoiled, capsys):
     said = capsys.readouterr()
     (row,) = [line.split() for line in said.out.splitlines() if line.startswith("table8")]
     assert row[-7:-2] == ["6", "3", "0", "2", "1"]
-    assert sorted(said.err.splitlines()) == sorted(
-        f"warning: {path} does not count: {reason}" for path, reason in reasons.items()
-    )
+    assert len(said.err.splitlines()) == len(reasons)
+    for path, reason in reasons.items():
+        assert f"{path} does not count: {reason}" in said.err
 
 
 def test_report_counts_only_records_that_can_be_trusted(spoiled, capsys):
@@ -179,15 +178,3 @@ def test_report_counts_only_records_that_can_be_trusted(spoiled, capsys):
     asked_for = [path for path in reasons if path.parent.name != "renamed"]
     for path in asked_for:
         assert f"{path} does not count: {reasons[path]}" in report
-
-
-def test_sweep_wants_what_cannot_be_trusted(spoiled, capsys):
-    folder, _ = spoiled
-    assert on_table8("run", folder, "--dry-run") == 0
-    said = capsys.readouterr()
-    assert said.err.splitlines()[0] == "6 runs, 3 of them finished, 3 to run"
-
-
-def test_nothing_is_said_where_all_is_well(table, capsys):
-    assert on_table8("list", table) == 0
-    assert capsys.readouterr().err == ""

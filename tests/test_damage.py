@@ -20,9 +20,9 @@ def damaged(content: bytes, dice: random.Random) -> bytes:
     """Another content: one that means the same is drawn again."""
     ways = [flipped, cut, repeated, replaced, with_odd_value, with_odd_value, with_other_digit]
     while True:
-        found = dice.choice(ways)(content, dice)
-        if found is not None and not same_meaning(found, content):
-            return found
+        changed = dice.choice(ways)(content, dice)
+        if changed is not None and not same_meaning(changed, content):
+            return changed
 
 
 def same_meaning(one: bytes, other: bytes) -> bool:

@@ -62,13 +62,13 @@ def test_the_end_has_mean_and_deviation_and_the_records(three):
     lines = ended.stdout.splitlines()
     assert lines[-3:] == [f"record: {folder / 'record.json'}" for folder in folders(results)]
     assert len(records_named(ended)) == 3
-    found = [json.loads((folder / "record.json").read_text())["results"] for folder in folders(results)]
+    all_results = [json.loads((folder / "record.json").read_text())["results"] for folder in folders(results)]
     start = lines.index(next(line for line in lines if line.startswith("mean ± std over 3 seeds, %")))
     table = [re.split(r"\s{2,}", line) for line in lines[start:-3]]
     assert table[0] == ["mean ± std over 3 seeds, % [debug]", "Class-IL", "Task-IL"]
     shown = {row[0]: row[1:] for row in table[1:]}
     for name, title in (("faa", "final average accuracy (FAA)"), ("bwt", "backward transfer (BWT)")):
-        values = [[one[setting]["metrics"][name] for one in found] for setting in ("class_il", "task_il")]
+        values = [[each[setting]["metrics"][name] for each in all_results] for setting in ("class_il", "task_il")]
         assert shown[title] == [f"{np.mean(v):.2f} ± {np.std(v, ddof=1):.2f}" for v in values]
 
 

@@ -62,15 +62,15 @@ def kinds(records, kind):
 def two_runs(tmp_path_factory):
     """The same command twice, the second time with --rerun: (outcome, stored records) of each."""
     run = runner(tmp_path_factory.mktemp("wandb"))
-    found = []
+    attempts = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
         for extra in ([], ["--rerun"]):
             finished = run(*COMMAND, "--wandb_project", "digits", "--notes", "a remark", *extra)
-            (path,) = set(finished.folder.glob("wandb/offline-run-*/*.wandb")) - {path for path, *_ in found}
-            found.append((path, finished, finished_records(path)))
-    return [(finished, records) for _, finished, records in found]
+            (path,) = set(finished.folder.glob("wandb/offline-run-*/*.wandb")) - {path for path, *_ in attempts}
+            attempts.append((path, finished, finished_records(path)))
+    return [(finished, records) for _, finished, records in attempts]
 
 
 @pytest.mark.parametrize(("attempt", "suffix"), [(0, ""), (1, "-2")])

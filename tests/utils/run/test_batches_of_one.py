@@ -32,8 +32,8 @@ def run(config, stream):
 
 @pytest.mark.parametrize("norm", ["bn", "bnt", "adab2n", "tbbn", "cma", "cn", "brn"])
 def test_batch_that_cannot_be_normalized_is_left_out_counted_and_said_once(norm, capsys):
-    found = run(run_config("sgd", norm, n_epochs=2), odd_stream())
-    assert (found["batches_left_out"], found["steps"]) == (2, 2 * (3 + 3 + 2))
+    result = run(run_config("sgd", norm, n_epochs=2), odd_stream())
+    assert (result["batches_left_out"], result["steps"]) == (2, 2 * (3 + 3 + 2))
     assert capsys.readouterr().err == NOTE
 
 
@@ -41,8 +41,8 @@ def test_batch_that_cannot_be_normalized_is_left_out_counted_and_said_once(norm,
 def test_norms_of_single_samples_learn_from_it(norm, capsys):
     stream = odd_stream()
     net, method = build_run(run_config("sgd", norm), stream)
-    found = Training(method.config, stream, method).run()
-    assert (found["batches_left_out"], capsys.readouterr().err) == (0, "")
+    result = Training(method.config, stream, method).run()
+    assert (result["batches_left_out"], capsys.readouterr().err) == (0, "")
     before = weights_of(net)
     assert method.runner.skip_unnormalizable_batch(1, lambda: method.step(single(stream), StepIndex(0, 99))) is not None
     assert not all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
@@ -51,8 +51,8 @@ def test_norms_of_single_samples_learn_from_it(norm, capsys):
 @pytest.mark.parametrize(("freeze_after", "skipped_batches"), [(1, 0), (2, 1)])
 def test_frozen_statistics_can_normalize_it(freeze_after, skipped_batches):
     """It is the second task that ends with a single image."""
-    found = run(run_config("sgd", "bn_frozen", freeze_after=freeze_after), odd_stream())
-    assert found["batches_left_out"] == skipped_batches
+    result = run(run_config("sgd", "bn_frozen", freeze_after=freeze_after), odd_stream())
+    assert result["batches_left_out"] == skipped_batches
 
 
 def test_replay_in_the_same_forward_makes_it_larger(capsys):

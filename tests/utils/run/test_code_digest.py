@@ -26,13 +26,13 @@ def files_of(**selected) -> set[str]:
 
 
 def test_files_of_a_run_are_its_parts_with_what_they_use_and_the_loop():
-    found = files_of(model="er", norm="bn")
-    chosen = {name for name in found if not name.startswith("utils/") and not name.endswith("__init__.py")}
+    sources = files_of(model="er", norm="bn")
+    chosen = {name for name in sources if not name.startswith("utils/") and not name.endswith("__init__.py")}
     assert {"backbone/mlp.py", "backbone/network.py", "backbone/norms/batch_norm.py", "datasets/dataset.py"} <= chosen
     assert {"datasets/seq_digits.py", "models/er.py", "models/method.py"} <= chosen
     assert not {"models/derpp.py", "backbone/norms/adab2n.py", "datasets/seq_cifar10.py"} & chosen
-    assert {"utils/run/training.py", "utils/run/evaluation.py", "utils/step.py", "utils/data/buffer.py"} <= found
-    assert not found & {"utils/run/observers.py", "utils/run/records.py", "utils/config/resolve.py", "main.py"}
+    assert {"utils/run/training.py", "utils/run/evaluation.py", "utils/step.py", "utils/data/buffer.py"} <= sources
+    assert not sources & {"utils/run/observers.py", "utils/run/records.py", "utils/config/resolve.py", "main.py"}
 
 
 def test_another_choice_is_another_set_of_files_with_all_kernels():

@@ -49,7 +49,7 @@ def test_one_number_of_the_network_that_is_none_is_enough(name, value):
     class Breaking(Sgd):
         def end_task(self, task, stream):
             if task == 1:
-                [tensor, *_] = [found for key, found in self.net.state_dict().items() if key.endswith(name)]
+                [tensor, *_] = [buffer for key, buffer in self.net.state_dict().items() if key.endswith(name)]
                 tensor.view(-1)[-1] = value
 
     config, stream = run_config("sgd"), make_stream(make_spec(n_tasks=3, n_classes=6))

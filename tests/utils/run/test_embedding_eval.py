@@ -1,4 +1,4 @@
-"""`--final_probes` against values worked out by hand and by brute force; per-class accuracy and confusion likewise."""
+"""`--embedding_eval` against values computed by hand and by brute force; per-class accuracy and confusion likewise."""
 
 import numpy as np
 import pytest
@@ -54,11 +54,11 @@ def test_accuracy_is_the_mean_over_tasks_and_a_class_without_a_mean_is_never_rig
         torch.tensor([[-inf, -inf, 3.0, 1.0], [-inf, -inf, 1.0, 2.0], [-inf, -inf, 5.0, 2.0]]),
     ]
     tests = [(torch.zeros(1, 2), torch.tensor([0])), (torch.zeros(3, 2), torch.tensor([2, 3, 3]))]
-    found = _accuracy(scored, tests, make_spec())
-    assert found == {"class_il": pytest.approx(100 / 3), "task_il": pytest.approx(100 / 3)}
+    accuracy = _accuracy(scored, tests, make_spec())
+    assert accuracy == {"class_il": pytest.approx(100 / 3), "task_il": pytest.approx(100 / 3)}
     scored[0][:, :2] = torch.tensor([2.0, 1.0])
-    found = _accuracy(scored, tests, make_spec())
-    assert found == {"class_il": pytest.approx(100 / 3), "task_il": pytest.approx(50 + 100 / 3)}
+    accuracy = _accuracy(scored, tests, make_spec())
+    assert accuracy == {"class_il": pytest.approx(100 / 3), "task_il": pytest.approx(50 + 100 / 3)}
 
 
 def test_accuracy_of_every_class():
@@ -70,12 +70,12 @@ def test_accuracy_of_every_class():
 
 def embeddings(net, method, batches) -> tuple[np.ndarray, np.ndarray]:
     """One image after the other."""
-    found = [
+    pairs = [
         (net.output(method.augment.normalize(image[None])).embedding[0].detach().numpy(), label)
         for batch in batches
         for image, label in zip(batch.images, batch.labels_host, strict=True)
     ]
-    return np.stack([embedding for embedding, _ in found]), np.array([label for _, label in found])
+    return np.stack([embedding for embedding, _ in pairs]), np.array([label for _, label in pairs])
 
 
 def by_tasks(stream, right) -> dict[str, float]:
@@ -125,9 +125,9 @@ def test_without_the_option_there_are_none():
 
 @pytest.mark.parametrize("model", ["sgd", "joint"])
 def test_a_method_without_a_buffer_has_no_nearest_means(model):
-    found = trained(model, final_probes=True)[3]["task_il"]["metrics"]
-    assert found["ncm"] is None
-    assert found["linear_probe"] > 0
+    metrics = trained(model, final_probes=True)[3]["task_il"]["metrics"]
+    assert metrics["ncm"] is None
+    assert metrics["linear_probe"] > 0
 
 
 @pytest.mark.parametrize("which", ["buffer", "batch"])
@@ -155,10 +155,10 @@ def test_confusion_of_the_final_network(model):
     for task in range(3):
         for batch in stream.test(task, 1):
             expected[batch.labels_host[0], method.predict(method.augment.normalize(batch.images)).argmax()] += 1
-    found = results["class_il"]
-    assert found["confusion"] == expected.tolist()
-    assert all(type(count) is int for row in found["confusion"] for count in row)
-    assert found["per_class"] == [100 * expected[c, c] / expected[c].sum() for c in range(6)]
+    class_il = results["class_il"]
+    assert class_il["confusion"] == expected.tolist()
+    assert all(type(count) is int for row in class_il["confusion"] for count in row)
+    assert class_il["per_class"] == [100 * expected[c, c] / expected[c].sum() for c in range(6)]
     assert "confusion" not in results["task_il"]
 
 

@@ -81,12 +81,12 @@ def test_buffer_statistics_are_plain_averages_over_the_batches_of_a_pass(norm, m
         tuple(sum(used[layer][k] for used in passes) / 3 for k in (0, 1)) for layer in (0, 1)
     ]  # (mean, variance) of every layer
     with eval_statistics_applied(method):
-        found = method.predict(images())
+        outputs = method.predict(images())
         alone = method.predict(images()[:1])
-    assert_close(found, plain_network(net, norm, images(), averages)[0], atol=1e-10)
-    assert_close(alone, found[:1], atol=1e-10)  # whatever else is in the test batch
+    assert_close(outputs, plain_network(net, norm, images(), averages)[0], atol=1e-10)
+    assert_close(alone, outputs[:1], atol=1e-10)  # whatever else is in the test batch
     assert all(tensor.equal(before[name]) for name, tensor in net.state_dict().items())
-    assert not found.allclose(net(images()))
+    assert not outputs.allclose(net(images()))
 
 
 @torch.no_grad()
@@ -137,18 +137,18 @@ def test_test_batches_are_mixed_only_where_they_are_normalized_by_themselves(mon
     labels = np.sort(stream.test_data.labels_host[:120])
     data = replace(stream.test_data, labels=torch.from_numpy(labels), labels_host=labels)
     sorted_stream = replace(stream, test_data=data, test_ranges=((0, 120), (114, 120)))
-    found = {}
+    outputs = {}
     for which in ("running", "batch"):
         _, method = made("bn", which)
-        found[which] = list(in_test_order(method, sorted_stream.test(0, 50), 0))
-        assert [len(batch) for batch in found[which]] == [50, 50, 20]
-    plain, mixed = (torch.cat([batch.labels for batch in found[which]]) for which in ("running", "batch"))
+        outputs[which] = list(in_test_order(method, sorted_stream.test(0, 50), 0))
+        assert [len(batch) for batch in outputs[which]] == [50, 50, 20]
+    plain, mixed = (torch.cat([batch.labels for batch in outputs[which]]) for which in ("running", "batch"))
     assert plain.tolist() == labels.tolist()
     assert sorted(mixed.tolist()) == labels.tolist()
-    share = found["batch"][0].labels.double().mean()  # of the second class, half of all
+    share = outputs["batch"][0].labels.double().mean()  # of the second class, half of all
     assert 0.25 < share < 0.75
     again = list(in_test_order(made("bn", "batch")[1], sorted_stream.test(0, 50), 0))
-    assert again[0].labels.tolist() == found["batch"][0].labels.tolist()
+    assert again[0].labels.tolist() == outputs["batch"][0].labels.tolist()
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -156,10 +156,10 @@ def test_test_batches_are_mixed_only_where_they_are_normalized_by_themselves(mon
 
 class Losses(Observer):
     def __init__(self):
-        self.found = []
+        self.outputs = []
 
     def on_step(self, step):
-        self.found.append(step.loss.item())
+        self.outputs.append(step.loss.item())
 
 
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
@@ -174,7 +174,7 @@ def test_training_does_not_notice(norm):
         net, method = build_run(config, stream)
         outcome = Training(config, stream, method, observers=[losses]).run()
         points = [point["accuracy"] for point in outcome["results"]["class_il"]["points"]]
-        runs[which] = losses.found, weights_of(net), (points, outcome["results"]["class_il"]["matrix"])
+        runs[which] = losses.outputs, weights_of(net), (points, outcome["results"]["class_il"]["matrix"])
     expected, weights, accuracy = runs["running"]
     for which in ("buffer", "batch"):
         assert runs[which][0] == expected

@@ -99,9 +99,9 @@ def test_first_step_of_every_optimizer(flags, expected):
     before, after = moved_by(lr=1.0)
     parameters = [name for name in before if "running" not in name and "batches" not in name]
     gradients = {name: before[name] - after[name] for name in parameters}
-    _, found = moved_by(**flags)
+    _, positions = moved_by(**flags)
     for name in parameters:
-        assert_close(found[name], expected(before[name], gradients[name]), rtol=1e-6, atol=1e-9)
+        assert_close(positions[name], expected(before[name], gradients[name]), rtol=1e-6, atol=1e-9)
 
 
 def test_parameters_that_come_with_a_task_learn_with_every_optimizer():
@@ -126,9 +126,9 @@ def places(config, stream):
 
 def test_steps_per_task_go_through_epochs_and_stop_in_one():
     config = run_config("sgd", n_iters=7, eval_every=7)
-    found, notebook = places(config, make_stream(make_spec()))  # 10 images, batches of 4: three an epoch
+    positions, notebook = places(config, make_stream(make_spec()))  # 10 images, batches of 4: three an epoch
     epochs = [0, 0, 0, 1, 1, 1, 2]
-    assert found == [(task, epoch) for task in (0, 1) for epoch in epochs]
+    assert positions == [(task, epoch) for task in (0, 1) for epoch in epochs]
     assert notebook.events[0] == ("start", 14, 0)
     assert [event["step"] for event in notebook.of_kind("evaluation")] == [7, 14]
     assert [event["step"] for event in notebook.of_kind("log")] == [3, 6, 7, 10, 13, 14]
@@ -150,21 +150,21 @@ def test_a_task_that_had_ended_is_not_trained_further():
 
 
 def test_fewer_steps_than_an_epoch_has():
-    found, _ = places(run_config("sgd", n_iters=2), make_stream(make_spec()))
-    assert found == [(0, 0), (0, 0), (1, 0), (1, 0)]
+    positions, _ = places(run_config("sgd", n_iters=2), make_stream(make_spec()))
+    assert positions == [(0, 0), (0, 0), (1, 0), (1, 0)]
 
 
 def test_samples_that_join_a_task_make_no_more_steps_of_it():
-    found, _ = places(run_config("icarl", n_iters=5), make_stream(make_spec()))
-    assert [task for task, _ in found] == [0] * 5 + [1] * 5
+    positions, _ = places(run_config("icarl", n_iters=5), make_stream(make_spec()))
+    assert [task for task, _ in positions] == [0] * 5 + [1] * 5
 
 
 class Sizes(Observer):
     def __init__(self):
-        self.found = []
+        self.positions = []
 
     def on_step(self, step):
-        self.found.append(len(step.batches["current"]))
+        self.positions.append(len(step.batches["current"]))
 
 
 @pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 4, 2] * 4), (True, [4, 4] * 4)])
@@ -172,7 +172,7 @@ def test_a_last_batch_that_is_not_full_may_be_left_out(drop_last, sizes):
     config, stream, seen = run_config("sgd", drop_last=drop_last, n_epochs=2), make_stream(make_spec()), Sizes()
     _, method = build_run(config, stream)
     outcome = Training(config, stream, method, [seen]).run()
-    assert seen.found == sizes
+    assert seen.positions == sizes
     assert outcome["steps"] == len(sizes)
 
 

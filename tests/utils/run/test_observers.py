@@ -131,11 +131,11 @@ def test_curves_of_a_run(run_main, writers):
     assert writer.closed
     losses = [step for name, _, step in writer.scalars if name == "loss"]
     assert losses == list(range(1, 16))
-    found = {(name, step): value for name, value, step in writer.scalars}
-    assert found["class_il/task_1", 15] == ended.record["results"]["class_il"]["matrix"][4][0]
-    assert found["lr", 7] == 0.01
-    assert ("task_il/mean", 9) in found
-    assert ("class_il/while_training", 2) in found
+    points = {(name, step): value for name, value, step in writer.scalars}
+    assert points["class_il/task_1", 15] == ended.record["results"]["class_il"]["matrix"][4][0]
+    assert points["lr", 7] == 0.01
+    assert ("task_il/mean", 9) in points
+    assert ("class_il/while_training", 2) in points
     assert "tensorboard" not in ended.record["identity"]
 
 

@@ -61,12 +61,12 @@ def forward_by_hand(net, norm: str, x: torch.Tensor, weights=None, statistics=No
 
 @torch.no_grad()
 def accuracies_by_hand(net, method, stream, norm, statistics) -> list[float]:
-    found = []
+    percent = []
     for task in range(SPEC.n_tasks):
         [batch] = list(stream.test(task, 100))
         logits, _ = forward_by_hand(net, norm, method.augment.normalize(batch.images), statistics=statistics)
-        found.append(100 * int((logits.argmax(1) == batch.labels).sum()) / len(batch))
-    return found
+        percent.append(100 * int((logits.argmax(1) == batch.labels).sum()) / len(batch))
+    return percent
 
 
 @pytest.mark.parametrize("norm", ["bn", "cn", "adab2n"])

@@ -45,10 +45,10 @@ def test_points_are_between_the_ends_of_tasks_on_the_tasks_seen_so_far():
     assert curve.points == [(2, 0, 1), (4, 1, 2), (8, 2, 3)]  # the sixth step ends a task
     kept = outcome["results"]["class_il"]["points"]
     assert [(point["step"], point["task"]) for point in kept] == [(2, 0), (4, 1), (8, 2)]
-    found = outcome["results"]["class_il"]
+    summary = outcome["results"]["class_il"]
     means = [sum(point["accuracy"]) / len(point["accuracy"]) for point in kept]
-    ends = [sum(row[: i + 1]) / (i + 1) for i, row in enumerate(found["matrix"])]
-    assert found["metrics"]["aaa"] == pytest.approx(sum(means + ends) / 6)
+    ends = [sum(row[: i + 1]) / (i + 1) for i, row in enumerate(summary["matrix"])]
+    assert summary["metrics"]["aaa"] == pytest.approx(sum(means + ends) / 6)
 
 
 def test_joint_training_is_measured_on_all_tasks():

@@ -77,9 +77,9 @@ def test_stability_and_statistics_of_a_step(norm):
     step = method.step(batch, place)
     for probe in probes:
         probe.on_step(step)
-    inputs = torch.cat([one.inputs for one in step.batches.values()])
-    labels = torch.cat([one.labels for one in step.batches.values()])
-    tasks = torch.cat([one.tasks for one in step.batches.values()])
+    inputs = torch.cat([part.inputs for part in step.batches.values()])
+    labels = torch.cat([part.labels for part in step.batches.values()])
+    tasks = torch.cat([part.tasks for part in step.batches.values()])
     weights = torch.full((len(tasks),), 1 / len(tasks), dtype=torch.float64)
     if norm == "adab2n":
         counts = torch.stack([(tasks == task).sum() for task in range(2)])
@@ -123,18 +123,18 @@ def test_separate_forwards_count_together():
     probe.on_step(step)
     assert list(step.batches) == [CURRENT, "replay"]
     loss, seen = 0.0, []
-    for name, one in step.batches.items():
-        alike = torch.full((len(one),), 1 / len(one), dtype=torch.float64)
-        logits, layers = by_hand("bn", before, one.inputs, [alike, alike])
+    for name, part in step.batches.items():
+        alike = torch.full((len(part),), 1 / len(part), dtype=torch.float64)
+        logits, layers = by_hand("bn", before, part.inputs, [alike, alike])
         if name == CURRENT:
             closed = torch.ones(SPEC.n_classes, dtype=torch.bool)
-            closed[int(one.labels.max()) :] = False
-            closed[one.labels] = False
+            closed[int(part.labels.max()) :] = False
+            closed[part.labels] = False
             logits = logits.masked_fill(closed, torch.finfo(torch.float64).min)
-        loss = loss + F.cross_entropy(logits, one.labels)
+        loss = loss + F.cross_entropy(logits, part.labels)
         seen.append(layers[1][0])
     loss.backward()
-    hat, gradient = torch.cat(seen), torch.cat([one.grad for one in seen])
+    hat, gradient = torch.cat(seen), torch.cat([part.grad for part in seen])
     assert_close(probe.recording()["cosine"][0][1], F.cosine_similarity(hat.flatten(), gradient.flatten(), 0).item(),
                  atol=1e-6)  # fmt: skip
 
@@ -159,63 +159,63 @@ class Tasks(Observer):
 
 
 def test_weights_of_bn_are_the_shares_of_the_tasks_and_their_running_average():
-    found = recorded("bn")
+    rows = recorded("bn")
     effective = np.zeros(3)
-    for number, batches in enumerate(found["steps"]):
+    for number, batches in enumerate(rows["steps"]):
         tasks = np.concatenate(list(batches.values()))
         share = np.bincount(tasks, minlength=3) / len(tasks)
         effective = 0.9 * effective + 0.1 * share
         for layer in range(2):
-            assert_close(found["weight"][number][:, layer], share, atol=1e-6)
-            assert_close(found["effective"][number][:, layer], effective, atol=1e-6)
-    assert found["step"].tolist() == list(range(9))
-    assert found["task"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert found["layers"].tolist() == ["norm1", "norm2"]
+            assert_close(rows["weight"][number][:, layer], share, atol=1e-6)
+            assert_close(rows["effective"][number][:, layer], effective, atol=1e-6)
+    assert rows["step"].tolist() == list(range(9))
+    assert rows["task"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert rows["layers"].tolist() == ["norm1", "norm2"]
 
 
 def test_every_forward_moves_the_running_statistics():
-    found = recorded("bn", "er_ace")
+    rows = recorded("bn", "er_ace")
     effective = np.zeros(3)
-    for number, batches in enumerate(found["steps"]):
+    for number, batches in enumerate(rows["steps"]):
         shares = [np.bincount(tasks, minlength=3) / len(tasks) for tasks in batches.values()]
         for share in shares:
             effective = 0.9 * effective + 0.1 * share
-        assert_close(found["weight"][number][:, 0], np.mean(shares, axis=0), atol=1e-6)
-        assert_close(found["effective"][number][:, 0], effective, atol=1e-6)
+        assert_close(rows["weight"][number][:, 0], np.mean(shares, axis=0), atol=1e-6)
+        assert_close(rows["effective"][number][:, 0], effective, atol=1e-6)
 
 
 def test_cumulative_average_gives_every_batch_the_same_weight():
-    found = recorded("cma")
+    rows = recorded("cma")
     shares = [
-        np.bincount(np.concatenate(list(b.values())), minlength=3) / sum(map(len, b.values())) for b in found["steps"]
+        np.bincount(np.concatenate(list(b.values())), minlength=3) / sum(map(len, b.values())) for b in rows["steps"]
     ]
-    assert_close(found["effective"][-1][:, 1], np.mean(shares, axis=0), atol=1e-6)
+    assert_close(rows["effective"][-1][:, 1], np.mean(shares, axis=0), atol=1e-6)
 
 
 def test_weights_of_adab2n_are_its_own():
     """psi stays near 0 with a small learning rate: p_t = (1 + N_t) / (tasks + N)."""
-    found = recorded("adab2n", lr=1e-9, lambd=0.0)
+    rows = recorded("adab2n", lr=1e-9, lambd=0.0)
     eta, effective = 0.1**0.7, np.zeros(3)
-    for number, batches in enumerate(found["steps"]):
+    for number, batches in enumerate(rows["steps"]):
         tasks = np.concatenate(list(batches.values()))
         begun = number // 3 + 1
         counts = np.bincount(tasks, minlength=3)
         share = (1 + counts[:begun]) / (begun + counts.sum()) * (counts[:begun] > 0)
         share = counts[:begun] / counts.sum() if len(batches) == 1 else share
         share = np.concatenate([share, np.zeros(3 - begun)])
-        assert_close(found["weight"][number][:, 0], share, atol=1e-6)
+        assert_close(rows["weight"][number][:, 0], share, atol=1e-6)
         effective = (1 - eta) * effective + eta * share
         eta = eta / (eta + 0.9**0.7)
-        assert_close(found["effective"][number][:, 1], effective, atol=1e-6)
+        assert_close(rows["effective"][number][:, 1], effective, atol=1e-6)
 
 
 def test_balanced_norms_have_other_weights_for_their_running_statistics():
-    found = recorded("bnt")
-    tasks = np.concatenate(list(found["steps"][-1].values()))
+    rows = recorded("bnt")
+    tasks = np.concatenate(list(rows["steps"][-1].values()))
     present = np.unique(tasks)
-    moved = (found["effective"][-1][:, 0] - 0.9 * found["effective"][-2][:, 0]) / 0.1
+    moved = (rows["effective"][-1][:, 0] - 0.9 * rows["effective"][-2][:, 0]) / 0.1
     assert_close(moved[present], np.full(len(present), 1 / len(present)), atol=1e-5)
-    assert_close(found["weight"][-1][:, 0], np.bincount(tasks, minlength=3) / len(tasks), atol=1e-6)
+    assert_close(rows["weight"][-1][:, 0], np.bincount(tasks, minlength=3) / len(tasks), atol=1e-6)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -254,9 +254,9 @@ def test_a_run_that_is_cut_off_has_the_same_recordings(probed, tmp_path):
         runner(tmp_path)(*cut)
     again = runner(tmp_path)(*cut)
     for name in PROBES:
-        one, other = read_recording(again.folder, name), read_recording(probed.folder, name)
-        assert one.keys() == other.keys()
-        assert all(np.array_equal(one[key], other[key]) for key in one), name
+        resumed, whole = read_recording(again.folder, name), read_recording(probed.folder, name)
+        assert resumed.keys() == whole.keys()
+        assert all(np.array_equal(resumed[key], whole[key]) for key in resumed), name
 
 
 def test_missing_or_damaged_recordings_ask_for_a_rerun(tmp_path):

@@ -134,8 +134,8 @@ def test_record_is_answered_from_wherever_the_results_lie(finished, results):
 def table(tmp_path_factory):
     """A results folder with all records of Table 8; tests work on copies."""
     folder = tmp_path_factory.mktemp("table") / "results"
-    found, _ = required_runs([PLANS["table8"]], Selection("fixed", Runs(SMOKE, str(folder)), (0,)))
-    for run in found.values():
+    required, _ = required_runs([PLANS["table8"]], Selection("fixed", Runs(SMOKE, str(folder)), (0,)))
+    for run in required.values():
         finish(run, 50.0)
     return folder
 

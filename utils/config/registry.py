@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -78,13 +77,11 @@ class Registry:
             traits: Further properties, which depend on the registry.
         """
         module = sys._getframe(1).f_globals["__name__"]
-        for keyword, values, kind in (("options", options, Option), ("rules", rules, Rule)):
-            if not (isinstance(values, tuple) and all(isinstance(value, kind) for value in values)):
-                raise TypeError(f"{self.kind} {name!r}: {keyword} must be a tuple of {kind.__name__}s, such as (one,)")
+        if not (isinstance(options, tuple) and isinstance(rules, tuple)):
+            raise TypeError(f"{self.kind} {name!r}: options and rules must be tuples, such as (option,)")
         known = ["help", "options", "rules", *self.traits]
         if unknown := [keyword for keyword in traits if keyword not in known]:
-            close = close_matches(unknown[0], known)
-            raise TypeError(f"{self.kind} {name!r}: unknown keyword {unknown[0]!r}{close} Known: {', '.join(known)}")
+            raise TypeError(f"{self.kind} {name!r}: unknown keyword {unknown[0]!r}{close_matches(unknown[0], known)}")
 
         def add(build: Build) -> Build:
             if name in self._entries:
@@ -116,18 +113,10 @@ class Registry:
         return self.entries()[name]
 
 
-def close_matches(name: str, known: list[str]) -> str:
-    """Return the end of an error line: the names that may have been meant, by similarity or by their beginning."""
-
-    def bare(text: str) -> str:
-        return re.sub("[-_ ]", "", text).lower()
-
-    names = {bare(each): each for each in known}
-    begun = [each for each in names if len(bare(name)) > 2 and each.startswith(bare(name))]
-    close = list(dict.fromkeys([*begun, *get_close_matches(bare(name), names)]))[:3]
-    if bare(name) in names:
-        close = [bare(name)]
-    return f"; did you mean {' or '.join(names[each] for each in close)}?" if close else "."
+def close_matches(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error line: the names that may have been meant."""
+    close = get_close_matches(name, list(known))
+    return f"; did you mean {' or '.join(close)}?" if close else "."
 
 
 MODELS = Registry("model", "models", base=("models.method.Method", "unused_options"))

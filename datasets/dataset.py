@@ -35,13 +35,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from utils.config.options import Option, SameAs, integer, number, value_type
+from utils.config.options import Option, SameAs, integer, number
 from utils.data.random import class_order, generator
 from utils.data.stream import Part, Stream, StreamSpec, TensorStream, make_batch, ranges
 from utils.errors import UsageError
 
 
-@value_type("N,...")
 def class_counts(words: str) -> tuple[int, ...]:
     """Option type: positive integers separated by commas."""
     try:
@@ -50,7 +49,6 @@ def class_counts(words: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"must be numbers of classes such as 50,10,10 (got {words[:80]!r})") from None
 
 
-@value_type("FILE")
 def class_list(words: str) -> tuple[str, ...]:
     """Option type: a file with one class per line, or the classes separated by commas, as records hold them."""
     if os.path.isfile(words):

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from utils.config.options import invalid, value_type
+from utils.config.options import invalid
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
     from utils.config.resolve import Config
 
 
-@value_type("NAME")
 def device_name(text: str) -> str:
     """Parse auto, cpu, cuda or cuda:N."""
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
@@ -45,13 +44,6 @@ def set_up_device(config: Config) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # kernels are launched there, and records describe it
     return device
-
-
-def memory_of(device: torch.device) -> int:
-    """Return the bytes of memory that the device has."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def refuse_without_half(device: torch.device) -> None:

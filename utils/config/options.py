@@ -27,9 +27,6 @@ class ByFidelity:
     official: Any
     paper: Any
 
-    def pick(self, fidelity: str) -> Any:
-        return {"official": self.official, "paper": self.paper}[fidelity]
-
 
 @dataclass(frozen=True)
 class SameAs:
@@ -94,11 +91,13 @@ def _holds(condition: Any, value: Any) -> bool:
     return value in condition if isinstance(condition, tuple) else value == condition
 
 
+def by_fidelity(value: Any, fidelity: str) -> Any:
+    """Return the value that a default has under `--fidelity`."""
+    return getattr(value, fidelity) if isinstance(value, ByFidelity) else value
+
+
 def default_values(options: Iterable[Option], fidelity: str = "official") -> dict[str, Any]:
-    return {
-        option.name: option.default.pick(fidelity) if isinstance(option.default, ByFidelity) else option.default
-        for option in options
-    }
+    return {option.name: by_fidelity(option.default, fidelity) for option in options}
 
 
 def at_least(low: float) -> Callable[[float], bool]:
@@ -108,18 +107,8 @@ def at_least(low: float) -> Callable[[float], bool]:
 # --- value types ------------------------------------------------------------------------------------------------------
 
 flag = bool  # the type of options without a value
-Parse = TypeVar("Parse", bound=Callable[[str], Any])
 Number = TypeVar("Number", int, float)
-
-
-def value_type(metavar: str) -> Callable[[Parse], Parse]:
-    """Decorate a function from text to value with the name that --help gives the value."""
-
-    def mark(parse: Parse) -> Parse:
-        parse.__dict__["metavar"] = metavar
-        return parse
-
-    return mark
+ONE_OF_TASKS_SEEN = "1/T"  # a share that falls with the number of tasks seen
 
 
 def choice(*names: str) -> tuple[str, ...]:
@@ -132,39 +121,27 @@ def invalid(wanted: str, text: str) -> argparse.ArgumentTypeError:
 
 
 def integer(low: float = -math.inf, high: float = 10**9) -> Callable[[str], int]:
-    return _bounded(int, "an integer", "N", low, high)
+    return _bounded(int, f"an integer from {low} to {high}", lambda value: low <= value <= high)
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, exclusive: bool = False) -> Callable[[str], float]:
-    return _bounded(float, "a number", "X", low, high, exclusive)
+    wanted = f"a number from {low} to {high}" + ", ends excluded" * exclusive
+    return _bounded(float, wanted, lambda value: low < value < high if exclusive else low <= value <= high)
 
 
-def _bounded(
-    convert: Callable[[str], Number], kind: str, metavar: str, low: float, high: float, exclusive: bool = False
-) -> Callable[[str], Number]:
-    if not math.isinf(high):
-        kind += f" from {low} to {high}" + ", ends excluded" * exclusive
-    elif not math.isinf(low):
-        kind += f" of at least {low}"
-
-    @value_type(metavar)
+def _bounded(convert: Callable[[str], Number], wanted: str, inside: Callable[[float], bool]) -> Callable[[str], Number]:
     def parse(text: str) -> Number:
         try:
             value = convert(text)
         except ValueError:
-            raise invalid(kind, text) from None
-        inside = low < value < high if exclusive else low <= value <= high
-        if not inside or not math.isfinite(value):
-            raise invalid(kind, text)
+            raise invalid(wanted, text) from None
+        if not inside(value) or not math.isfinite(value):
+            raise invalid(wanted, text)
         return value
 
     return parse
 
 
-ONE_OF_TASKS_SEEN = "1/T"  # a share that falls with the number of tasks seen
-
-
-@value_type("SHARE")
 def share(text: str) -> str:
     """Return a share above 0 and up to 1 as a fraction in lowest terms, or `1/T`."""
     if text == ONE_OF_TASKS_SEEN:
@@ -181,10 +158,9 @@ def share(text: str) -> str:
 def subset(*names: str) -> Callable[[str], tuple[str, ...]]:
     """Return the type of an option that has some of these names, separated by commas, or `none`."""
 
-    @value_type("NAME,...")
     def parse(text: str) -> tuple[str, ...]:
-        chosen = () if text == "none" else tuple(text.split(","))
-        if not set(chosen) <= set(names) or len(set(chosen)) < len(chosen):
+        chosen = () if text == "none" else text.split(",")
+        if not set(chosen) <= set(names):
             raise invalid(f"some of {', '.join(names)}, separated by commas, or none", text)
         return tuple(name for name in names if name in chosen)
 

@@ -6,17 +6,16 @@ the loop's rules for the scenario; the option's own default, where a switch foll
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from utils.config import loop_options
-from utils.config.options import ByFidelity, Option, Rule, SameAs, default_values
+from utils.config.options import ByFidelity, Option, SameAs, by_fidelity, default_values
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
 from utils.errors import UsageError
 
 SELECTORS = {"model": MODELS, "norm": NORMS, "dataset": DATASETS, "backbone": BACKBONES}
-TITLES = {"dataset": "data sets", "model": "methods", "norm": "norms", "backbone": "backbones"}
 
 
 class Config(SimpleNamespace):
@@ -26,7 +25,7 @@ class Config(SimpleNamespace):
         return dict(vars(self))
 
 
-def all_options(parts: dict[str, str] | None = None) -> Iterator[tuple[str, str, tuple[Option, ...]]]:
+def all_options(parts: Mapping[str, str] | None = None) -> Iterator[tuple[str, str, tuple[Option, ...]]]:
     """Yield (group title, owner's name or "", options) of everything, or of the named parts only."""
     if not parts:
         yield "the run", "", loop_options.RUN
@@ -34,10 +33,10 @@ def all_options(parts: dict[str, str] | None = None) -> Iterator[tuple[str, str,
         yield "output", "", loop_options.OUTPUT
     if not parts or ("model" in parts and MODELS.get(parts["model"]).build.uses_buffer):
         yield "memory buffer and replay", "", loop_options.BUFFER
-    for selector, title in TITLES.items():
-        for entry in SELECTORS[selector].entries().values():
+    for selector, registry in SELECTORS.items():
+        for entry in registry.entries().values():
             if not parts or parts.get(selector) == entry.name:
-                yield title, entry.name, entry.options
+                yield f"options of {selector}s", entry.name, entry.options
 
 
 def options_by_name() -> dict[str, Option]:
@@ -63,23 +62,25 @@ def resolve(explicit: dict[str, Any]) -> Config:
     reject_unused_options(explicit, options, entries)
     config = _with_defaults(explicit, options, entries)
     _check_parts(entries)
+    loop_options.check_training(config, explicit)
+    loop_options.check_buffer(config, explicit)
     for option in options.values():
         if option.check:
             option.check(config, explicit)
     return Config(**config)
 
 
-def selected_entries(explicit: dict[str, Any]) -> dict[str, Entry]:
+def selected_entries(explicit: Mapping[str, Any]) -> dict[str, Entry]:
     """Return the chosen model, norm, data set and backbone."""
-    defaults = {"model": None, "norm": "bn", "dataset": None, "backbone": "resnet18"}
+    defaults = {"norm": "bn", "backbone": "resnet18"}
     entries = {}
     for name, registry in SELECTORS.items():
-        value = explicit.get(name, defaults[name])
+        value = explicit.get(name, defaults.get(name))
         if value is None:
             raise UsageError(f"--{name} is missing; choose one of {', '.join(registry.names())}")
         entries[name] = registry.get(value)
         if name == "dataset":
-            defaults["backbone"] = entries[name].traits.get("backbone", defaults["backbone"])
+            defaults |= {"backbone": entries[name].traits.get("backbone", "resnet18")}
     return entries
 
 
@@ -96,32 +97,31 @@ def active_options(entries: dict[str, Entry]) -> dict[str, Option]:
 
 def reject_unused_options(explicit: Iterable[str], options: dict[str, Option], entries: dict[str, Entry]) -> None:
     """Raise UsageError for a flag that the chosen model, norm, data set and backbone do not use."""
-    model = entries["model"]
+    of_loop = {option.name for _, owner, group in all_options() if not owner for option in group}
     for name in explicit:
         if name in options or name in SELECTORS:
             continue
-        if name in model.build.unused_options:
-            raise UsageError(f"--{name} has no effect with --model {model.name}; remove it")
-        if any(option.name == name for option in loop_options.BUFFER):
-            raise UsageError(f"--{name} needs a method with a memory buffer; --model {model.name} has none")
-        users = [
-            (selector, entry.name)
+        if name in of_loop:
+            raise UsageError(f"--{name} has no effect with --model {entries['model'].name}; remove it")
+        owners = {
+            f"--{selector} {entry.name}": selector
             for selector, registry in SELECTORS.items()
             for entry in registry.entries().values()
             if entry.has_option(name)
-        ]
-        if not users:
-            raise UsageError(f"unknown option {name!r}{close_matches(name, sorted(options_by_name()))}")
-        selector = users[0][0]
-        owners = " or ".join(f"--{kind} {owner}" for kind, owner in users)
-        raise UsageError(f"--{name} is an option of {owners}, not of --{selector} {entries[selector].name}")
+        }
+        if not owners:
+            raise UsageError(f"unknown option {name!r}{close_matches(name, options_by_name())}")
+        selector = next(iter(owners.values()))
+        raise UsageError(
+            f"--{name} is an option of {' or '.join(owners)}, not of --{selector} {entries[selector].name}"
+        )
 
 
 def _with_defaults(explicit: dict[str, Any], options: dict[str, Option], entries: dict[str, Entry]) -> dict[str, Any]:
     fidelity = explicit.get("fidelity", "official")
     config: dict[str, Any] = {name: entry.name for name, entry in entries.items()}
     config |= default_values(options.values(), fidelity) | explicit
-    rules: list[Rule] = [*loop_options.RULES]
+    rules = [*loop_options.RULES]
     for selector in ("backbone", "norm", "model", "dataset"):
         _check_rules(entries[selector])
         rules += entries[selector].rules
@@ -129,25 +129,21 @@ def _with_defaults(explicit: dict[str, Any], options: dict[str, Option], entries
         if rule.applies(config):
             for name, value in rule.values.items():
                 if name in options and name not in explicit:
-                    config[name] = value.pick(fidelity) if isinstance(value, ByFidelity) else value
-    for name in list(config):
-        if isinstance(config[name], SameAs):
-            config[name] = config[config[name].option]
+                    config[name] = by_fidelity(value, fidelity)
+    for name, value in config.items():
+        if isinstance(value, SameAs):
+            config[name] = config[value.option]
     return config
 
 
 def _check_rules(entry: Entry) -> None:
     """Raise UsageError for a misspelt name, which would be a default that never applies."""
-    known = sorted([*options_by_name(), *SELECTORS])
+    options = options_by_name()
     for rule in entry.rules:
-        for name in [*rule.values, *rule.when]:
-            if name not in known:
-                raise UsageError(f"a rule of {entry.name} names {name!r}, no option{close_matches(name, known)}")
-        for name in rule.values.keys() & SELECTORS.keys():
-            raise UsageError(
-                f"a rule of {entry.name} sets {name!r}, which is chosen before rules apply; a data set names its "
-                "backbone where it is registered: backbone='mlp'"
-            )
+        for names, known in ((rule.values, options), (rule.when, options | SELECTORS)):
+            for name in names:
+                if name not in known:
+                    raise UsageError(f"a rule of {entry.name} names {name!r}, no option{close_matches(name, known)}")
 
 
 def _check_parts(entries: dict[str, Entry]) -> None:
@@ -163,14 +159,19 @@ def _check_parts(entries: dict[str, Entry]) -> None:
 
 def number_options(config: Config) -> dict[str, Any]:
     """Return the part of a configuration that changes numbers."""
-    counted = {name for name, option in _options_of(config).items() if option.changes_numbers}
-    return {name: value for name, value in config.values().items() if name in counted or name in SELECTORS}
+    options = active_options(selected_entries(vars(config)))
+    return {
+        name: value
+        for name, value in config.values().items()
+        if name in SELECTORS or (name in options and options[name].changes_numbers)
+    }
 
 
 def identity_options(config: Config) -> dict[str, Any]:
     """Return what identifies a run: all that changes numbers, under the names with which runs were first hashed."""
-    options = _options_of(config)
-    identity = dict(BACKBONES.get(config.backbone).traits.get("hashed", {}))
+    entries = selected_entries(vars(config))
+    options = active_options(entries)
+    identity = dict(entries["backbone"].traits.get("hashed", {}))
     for name, value in number_options(config).items():
         if name in SELECTORS:
             identity[name] = value
@@ -179,23 +180,22 @@ def identity_options(config: Config) -> dict[str, Any]:
     return identity
 
 
-def _options_of(config: Config) -> dict[str, Option]:
-    return active_options({name: registry.get(getattr(config, name)) for name, registry in SELECTORS.items()})
-
-
 def switches() -> list[tuple[str, str, Any, Any, str]]:
     """Return every place where the released code and the paper differ: (owner, flag, official, paper, help)."""
-    rows = {}
-    for title, owner, options in all_options():
-        for option in options:
-            if isinstance(by := option.default, ByFidelity):
-                rows[option.name] = (owner or title, option.flag, by.official, by.paper, option.help)
-    switched = list(rows.values())
-    for registry in SELECTORS.values():
-        for entry in registry.entries().values():
-            for rule in entry.rules:
-                where = "with " + ", ".join(f"--{name} {condition}" for name, condition in rule.when.items())
-                for name, by in rule.values.items():
-                    if isinstance(by, ByFidelity):
-                        switched.append((entry.name, f"--{name}", by.official, by.paper, where))
-    return switched
+    defaults = {
+        option.name: (owner or title, option.name, option.default, option.help)
+        for title, owner, options in all_options()
+        for option in options
+    }
+    rules = [
+        (entry.name, name, value, "with " + ", ".join(f"--{key} {wanted}" for key, wanted in rule.when.items()))
+        for registry in SELECTORS.values()
+        for entry in registry.entries().values()
+        for rule in entry.rules
+        for name, value in rule.values.items()
+    ]
+    return [
+        (owner, f"--{name}", value.official, value.paper, text)
+        for owner, name, value, text in [*defaults.values(), *rules]
+        if isinstance(value, ByFidelity)
+    ]

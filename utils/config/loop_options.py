@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -42,12 +41,11 @@ class Interval:
 
 def interval(text: str) -> Interval:
     """Parse `300s`, `5m`, or a number of steps; also what `str` makes of an Interval."""
+    result = Interval()
     if steps := re.fullmatch("([0-9]{1,9})( steps)?", text):
         result = Interval(steps=int(steps[1]))
     elif time := re.fullmatch("([0-9.]{1,16})([smh])", text):
         result = Interval(seconds=number()(time[1]) * {"s": 1, "m": 60, "h": 3600}[time[2]])
-    else:
-        result = Interval()
     if not (result.steps or result.seconds):
         raise invalid("a time such as 300s or 5m, or a number of steps", text)
     return result
@@ -129,6 +127,13 @@ def check_buffer(config: dict[str, Any], explicit: dict[str, Any]) -> None:
 
 FreeOption = partial(Option, changes_numbers=False)  # no part of a run's identity
 
+
+def added_option(name: str, type: Any, help: str, default: Any = None, **more: Any) -> Option:
+    """Return an option that is not hashed at its default, so that runs from before the option keep their names."""
+    default = False if type is flag else default
+    return Option(name, type, help, default, omit_from_hash_at=default, **more)
+
+
 RUN = (
     Option("scenario", choice("online", "offline"), "One pass over the data, or 50 epochs per task.", default="online"),
     Option("seed", integer(0, LARGEST_SEED), "Seed of everything random, class order included.", default=0),
@@ -147,59 +152,36 @@ RUN = (
     FreeOption("dry_run", flag, "Print the configuration as TOML, with steps and memory as comments, and stop."),
     FreeOption("check_data", flag, "Check the data set, write a contact sheet, and stop. Needs no --model."),
     Option("debug_mode", flag, "Train on three batches per epoch, to try things out."),
-    FreeOption(
-        "plugins",
-        str,
-        "Folders or modules with your own norms, methods, data sets or backbones; also from the environment variable "
-        f"{PLUGINS_VARIABLE}, separated by {os.pathsep!r}.",
-        default=(),
-        several=True,
-    ),
+    FreeOption("plugins", str, f"Folders or modules of your own; ${PLUGINS_VARIABLE} adds more.", (), several=True),
     FreeOption("eval_only", str, "Evaluate the network in this run folder, saved with --save_model; no training."),
 )
 
 TRAINING = (
     FreeOption("compile", flag, "Compile steps with full batches into one graph. Equal up to rounding."),
-    Option(
-        "amp",
-        choice("none", "bfloat16"),
-        "Train with bfloat16 convolutions and matrix products. All else, evaluation included, stays float32.",
-        default="none",
-        omit_from_hash_at="none",
-    ),
+    added_option("amp", choice("none", "bfloat16"), "Type of convolutions and matrix products in training.", "none"),
     Option("n_epochs", integer(1, 10**6), "Epochs per task."),
-    Option("n_iters", integer(1), "Steps per task; replaces --n_epochs.", omit_from_hash_at=None),
+    added_option("n_iters", integer(1), "Steps per task; replaces --n_epochs."),
     Option("batch_size", integer(1, 10**6), "Images of the stream per step."),
-    Option("drop_last", flag, "Drop an epoch's last batch if it is not full.", omit_from_hash_at=False),
-    Option("stop_after", integer(1), "Number of tasks to train on.", omit_from_hash_at=None),
-    Option(
-        "eval_every", integer(1), "Steps between evaluations within a task (default: none).", omit_from_hash_at=None
-    ),
-    Option(
+    added_option("drop_last", flag, "Drop an epoch's last batch if it is not full."),
+    added_option("stop_after", integer(1), "Number of tasks to train on (default: all)."),
+    added_option("eval_every", integer(1), "Steps between evaluations within a task (default: none)."),
+    added_option(
         "eval_statistics",
         choice("running", "buffer", "batch"),
         "Statistics of norm layers at test time: running, of one pass over the buffer, or of the test batch.",
-        default="running",
-        omit_from_hash_at="running",
+        "running",
     ),
-    Option(
+    added_option(
         "embedding_eval",
         flag,
         "At the end, evaluate the embedding with the buffer's nearest class mean and with a linear classifier.",
-        omit_from_hash_at=False,
         old_name="final_probes",
     ),
-    Option(
-        "optimizer",
-        choice("sgd", "adam", "adamw"),
-        "Default rates are for SGD.",
-        default="sgd",
-        omit_from_hash_at="sgd",
-    ),
+    added_option("optimizer", choice("sgd", "adam", "adamw"), "Default learning rates are for SGD.", "sgd"),
     Option("lr", number(0), "Learning rate.", default=0.03),
     Option("optim_wd", number(0), "Weight decay.", default=0.0),
     Option("optim_mom", number(0, 1), "Momentum of SGD.", default=0.0),
-    Option("nesterov", flag, "Use Nesterov momentum.", omit_from_hash_at=False),
+    added_option("nesterov", flag, "Use Nesterov momentum."),
     Option("lr_milestones", milestones, "Epochs of a task after which the learning rate is reduced.", default=()),
     Option("lr_factor", number(0), "Factor of the learning rate at a milestone.", default=0.1),
     Option("lr_restart", choice("task", "never"), "When the schedule restarts.", default="task"),
@@ -208,17 +190,14 @@ TRAINING = (
 BUFFER = (
     Option("buffer_size", integer(1, 10**8), "Number of images in the memory buffer."),
     Option("minibatch_size", integer(1, 10**6), "Number of images of a replay batch.", default=SameAs("batch_size")),
-    Option(
+    added_option(
         "current_share",
         share,
         "Share of the current batch in a step, such as 1/5 or 0.2, or 1/T with T the number of tasks seen. Replaces "
         "--minibatch_size. 1 means no replay.",
-        omit_from_hash_at=None,
     ),
-    Option("balance_replay", flag, "Replay batches hold equally many samples of each task.", omit_from_hash_at=False),
-    Option(
-        "replay_iters", integer(1, 1000), "Optimizer steps per batch of the stream.", default=1, omit_from_hash_at=1
-    ),
+    added_option("balance_replay", flag, "Replay batches hold equally many samples of each task."),
+    added_option("replay_iters", integer(1, 1000), "Optimizer steps per batch of the stream.", 1),
     Option("buffer_mode", choice("reservoir", "ring"), "How the buffer selects samples.", default="reservoir"),
     Option(
         "ring_quota",
@@ -236,24 +215,12 @@ BUFFER = (
 
 OUTPUT = (
     FreeOption("results_path", str, "Folder of runs.", default="results"),
-    FreeOption(
-        "checkpoint_every", interval, "Time (300s, 5m) or steps between checkpoints.", default=Interval(seconds=300)
-    ),
+    FreeOption("checkpoint_every", interval, "Time (5m) or steps between checkpoints.", default=Interval(seconds=300)),
     FreeOption("save_model", flag, "Write the final network and the buffer as model.safetensors."),
     FreeOption("log_every", integer(1, 10**6), "Steps between two lines of the log.", default=50),
-    FreeOption(
-        "probe",
-        subset("stability", "statistics", "weights"),
-        "Record gradients, norms of the statistics or task weights of the norm layers in every step.",
-        default=(),
-    ),
+    FreeOption("probe", subset("stability", "statistics", "weights"), "What to record of norm layers each step.", ()),
     FreeOption("final_statistics", flag, "At the end, also evaluate with statistics of buffer, data and last task."),
-    FreeOption(
-        "late_evaluations",
-        integer(0, 1000),
-        "Number of evaluations to report the mean of, one every 50 steps up to the end.",
-        default=0,
-    ),
+    FreeOption("late_evaluations", integer(0, 1000), "Report the mean of this many evaluations near the end.", 0),
     FreeOption("non_verbose", flag, "Show no progress on standard error."),
     FreeOption("notes", str, "A remark to keep in the record."),
     FreeOption("tensorboard", flag, "Write TensorBoard curves beside the record (pip install tensorboard)."),

@@ -146,13 +146,9 @@ def share(text: str) -> str:
     """Return a share above 0 and up to 1 as a fraction in lowest terms, or `1/T`."""
     if text == ONE_OF_TASKS_SEEN:
         return text
-    try:
-        value = Fraction(text if re.fullmatch("[0-9./]{1,19}", text) else 0)  # no exponents: they may be enormous
-    except (ValueError, ZeroDivisionError):
-        value = Fraction(0)
-    if not 0 < value <= 1:
-        raise invalid("a share above 0 and up to 1 such as 1/5 or 0.2, or 1/T with T the number of tasks seen", text)
-    return str(value)
+    if re.fullmatch(r"[0-9]{1,5}/0*[1-9][0-9]{0,5}|[0-9]{0,5}\.?[0-9]{1,9}", text) and 0 < Fraction(text) <= 1:
+        return str(Fraction(text))
+    raise invalid("a share above 0 and up to 1 such as 1/5 or 0.2, or 1/T with T the number of tasks seen", text)
 
 
 def subset(*names: str) -> Callable[[str], tuple[str, ...]]:

@@ -14,12 +14,13 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
 from datasets.dataset import ClassDataset, Config, Dataset, RawData
 from datasets.image_files import DECODING, ImageFiles, decode, read_file
 from utils.config.options import Option
 from utils.errors import UsageError
-from utils.files import remove_temporaries, waiting_lock, write_atomically
+from utils.files import remove_temporaries, write_atomically
 
 CACHE_OPTIONS = (
     Option(
@@ -139,7 +140,7 @@ class ImageCache:
         content = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with waiting_lock(self.lock):
+            with FileLock(self.lock):
                 content = load(self.path)
                 if content is None:
                     if self.path.exists():

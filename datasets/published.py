@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock
+
 from datasets.dataset import RawData, by_content, content_digest
 from utils.errors import UsageError
-from utils.files import waiting_lock
 
 
 def check_content(raw: RawData, content: str, title: str, source: Path) -> RawData:
@@ -29,7 +30,7 @@ def first_download(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / ".download.lock"
     try:
-        with waiting_lock(lock):
+        with FileLock(lock):
             yield
     finally:
         lock.unlink(missing_ok=True)

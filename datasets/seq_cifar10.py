@@ -2,7 +2,7 @@
 
 from datasets.cifar import LAMBDA_OF_DERPP, Cifar
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS
-from utils.config.options import ByFidelity, Rule, at_least
+from utils.config.options import ByFidelity, Rule
 from utils.config.registry import DATASETS
 
 DERPP = ("derpp", "derpp_lider")
@@ -16,7 +16,7 @@ DERPP = ("derpp", "derpp_lider")
         Rule({"n_tasks": 5, "buffer_size": 500, "lr": 0.03}),
         Rule({"lr": ByFidelity(official=0.1, paper=0.03)}, when={"model": ("sgd", "joint")}),
         Rule({"alpha": 0.2, "beta": 0.5}, when={"model": DERPP}),
-        Rule({"alpha": 0.1, "beta": 1.0}, when={"model": DERPP, "buffer_size": at_least(2000)}),
+        Rule({"alpha": 0.1, "beta": 1.0}, when={"model": DERPP, "buffer_size": lambda size: size >= 2000}),
         *LAMBDA_OF_DERPP,
     ),
 )

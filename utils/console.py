@@ -35,14 +35,10 @@ def begin() -> None:
 
 
 def end(code: int) -> int:
-    """Return the exit code once everything printed is written; the last call of a main program.
-
-    A reader that has closed its end of a pipe is ignored. Output lost for another reason, such as a full disk, makes
-    the exit code 1.
-    """
+    """Flush standard output and return the exit code, 1 if the disk is full; the last call of a main program."""
     try:
         print(end="", flush=True)
-    except OSError as error:
+    except OSError as error:  # a closed pipe is ignored
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more when it exits
         if not isinstance(error, BrokenPipeError):
             print_error(f"cannot write to standard output: {error.strerror}; records are kept")

@@ -61,11 +61,6 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def waiting_lock(path: Path) -> FileLock:
-    """Return a lock on `path` to enter with `with`, which waits for its holder."""
-    return FileLock(path)
-
-
 class RunLocked(Exception):
     """Another process holds the lock; the message names it."""
 
@@ -95,7 +90,5 @@ def is_locked(folder: Path) -> bool:
     try:
         with FileLock(folder / "lock", timeout=0):
             return False
-    except Timeout:
-        return True
-    except OSError:
-        return False
+    except OSError as error:  # of a folder that is not ours, if not of a locked one
+        return isinstance(error, Timeout)

@@ -158,7 +158,7 @@ RUN = (
 
 TRAINING = (
     FreeOption("compile", flag, "Compile steps with full batches into one graph. Equal up to rounding."),
-    added_option("amp", choice("none", "bfloat16"), "Type of convolutions and matrix products in training.", "none"),
+    added_option("amp", choice("none", "bfloat16"), "Lower precision of convolutions and matrix products.", "none"),
     Option("n_epochs", integer(1, 10**6), "Epochs per task."),
     added_option("n_iters", integer(1), "Steps per task; replaces --n_epochs."),
     Option("batch_size", integer(1, 10**6), "Images of the stream per step."),
@@ -232,3 +232,5 @@ RULES = (
     Rule({"n_epochs": 1, "batch_size": 10}, when={"scenario": "online"}),
     Rule({"n_epochs": 50, "batch_size": 32, "minibatch_size": 32}, when={"scenario": "offline"}),
 )
+
+GROUPS = {"the run": RUN, "training": TRAINING, "output": OUTPUT, "memory buffer and replay": BUFFER}

@@ -100,10 +100,6 @@ def default_values(options: Iterable[Option], fidelity: str = "official") -> dic
     return {option.name: by_fidelity(option.default, fidelity) for option in options}
 
 
-def at_least(low: float) -> Callable[[float], bool]:
-    return lambda value: value is not None and value >= low
-
-
 # --- value types ------------------------------------------------------------------------------------------------------
 
 flag = bool  # the type of options without a value

@@ -168,9 +168,8 @@ def build_parser(parts: Mapping[str, str] | None = None) -> argparse.ArgumentPar
     if not parts:
         _add_selectors(parser.add_argument_group("what to run"))
     declared: dict[str, list[tuple[str, str, Option]]] = {}  # by flag: (title of the group, owner, option)
-    for title, owner, options in all_options(parts):
-        for option in options:
-            declared.setdefault(option.name, []).append((title, owner, option))
+    for title, owner, option in all_options(parts):
+        declared.setdefault(option.name, []).append((title, owner, option))
     groups: dict[str, argparse._ArgumentGroup] = {}
     for name, declarations in declared.items():
         title, first_owner, _ = declarations[0]

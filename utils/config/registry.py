@@ -38,21 +38,15 @@ class Entry:
 
 
 class Registry:
-    """The parts of one kind.
+    """The parts of one kind, which the modules of a package register.
 
-    Args:
-        kind: What messages call a part.
-        package: The package whose modules register parts.
-        traits: Further keywords that a registration may have.
-        base: The class that parts derive from, and an attribute that only this class has.
-
-    Every part may have a `numerics_version`: raised when a fix of this part changes results, it renames the runs of
-    this part only.
+    `traits` are further keywords of a registration; `base` is the class that parts derive from, with an attribute that
+    only this class has. Every part may have a `numerics_version`: raised when a fix of this part changes results, it
+    renames the runs of this part only.
     """
 
     def __init__(self, kind: str, package: str, traits: tuple[str, ...] = (), base: tuple[str, str] | None = None):
-        self.kind = kind
-        self.package = package
+        self.kind, self.package = kind, package
         self.traits = (*traits, "numerics_version")
         self.base = base
         self._entries: dict[str, Entry] = {}

@@ -25,32 +25,27 @@ class Config(SimpleNamespace):
         return dict(vars(self))
 
 
-def all_options(parts: Mapping[str, str] | None = None) -> Iterator[tuple[str, str, tuple[Option, ...]]]:
-    """Yield (group title, owner's name or "", options) of everything, or of the named parts only."""
-    if not parts:
-        yield "the run", "", loop_options.RUN
-        yield "training", "", loop_options.TRAINING
-        yield "output", "", loop_options.OUTPUT
-    if not parts or ("model" in parts and MODELS.get(parts["model"]).build.uses_buffer):
-        yield "memory buffer and replay", "", loop_options.BUFFER
+def all_options(parts: Mapping[str, str] | None = None) -> Iterator[tuple[str, str, Option]]:
+    """Yield (group title, owner's name or "", option) of everything, or of the named parts only."""
+    groups = {} if parts else loop_options.GROUPS
+    if parts and "model" in parts and MODELS.get(parts["model"]).build.uses_buffer:
+        groups = {"memory buffer and replay": loop_options.BUFFER}
+    for title, options in groups.items():
+        yield from ((title, "", option) for option in options)
     for selector, registry in SELECTORS.items():
         for entry in registry.entries().values():
             if not parts or parts.get(selector) == entry.name:
-                yield f"options of {selector}s", entry.name, entry.options
+                yield from ((f"options of {selector}s", entry.name, option) for option in entry.options)
 
 
 def options_by_name() -> dict[str, Option]:
     """Return every option; of owners that share a name, the first one's."""
-    options: dict[str, Option] = {}
-    for _, _, group in all_options():
-        for option in group:
-            options.setdefault(option.name, option)
-    return options
+    return {option.name: option for _, _, option in reversed([*all_options()])}
 
 
 def new_names() -> dict[str, str]:
     """Return the present names of renamed options by their old ones."""
-    return {option.old_name: option.name for option in options_by_name().values() if option.old_name}
+    return {option.old_name: option.name for _, _, option in all_options() if option.old_name}
 
 
 def resolve(explicit: dict[str, Any]) -> Config:
@@ -61,7 +56,7 @@ def resolve(explicit: dict[str, Any]) -> Config:
     options = active_options(entries)
     reject_unused_options(explicit, options, entries)
     config = _with_defaults(explicit, options, entries)
-    _check_parts(entries)
+    _check_parts(**entries)
     loop_options.check_training(config, explicit)
     loop_options.check_buffer(config, explicit)
     for option in options.values():
@@ -72,16 +67,12 @@ def resolve(explicit: dict[str, Any]) -> Config:
 
 def selected_entries(explicit: Mapping[str, Any]) -> dict[str, Entry]:
     """Return the chosen model, norm, data set and backbone."""
-    defaults = {"norm": "bn", "backbone": "resnet18"}
-    entries = {}
-    for name, registry in SELECTORS.items():
-        value = explicit.get(name, defaults.get(name))
-        if value is None:
-            raise UsageError(f"--{name} is missing; choose one of {', '.join(registry.names())}")
-        entries[name] = registry.get(value)
-        if name == "dataset":
-            defaults |= {"backbone": entries[name].traits.get("backbone", "resnet18")}
-    return entries
+    for name in ("model", "dataset"):
+        if name not in explicit:
+            raise UsageError(f"--{name} is missing; choose one of {', '.join(SELECTORS[name].names())}")
+    backbone = DATASETS.get(explicit["dataset"]).traits.get("backbone", "resnet18")
+    names = {"norm": "bn", "backbone": backbone, **explicit}
+    return {name: registry.get(names[name]) for name, registry in SELECTORS.items()}
 
 
 def active_options(entries: dict[str, Entry]) -> dict[str, Option]:
@@ -97,24 +88,15 @@ def active_options(entries: dict[str, Entry]) -> dict[str, Option]:
 
 def reject_unused_options(explicit: Iterable[str], options: dict[str, Option], entries: dict[str, Entry]) -> None:
     """Raise UsageError for a flag that the chosen model, norm, data set and backbone do not use."""
-    of_loop = {option.name for _, owner, group in all_options() if not owner for option in group}
     for name in explicit:
         if name in options or name in SELECTORS:
             continue
-        if name in of_loop:
-            raise UsageError(f"--{name} has no effect with --model {entries['model'].name}; remove it")
-        owners = {
-            f"--{selector} {entry.name}": selector
-            for selector, registry in SELECTORS.items()
-            for entry in registry.entries().values()
-            if entry.has_option(name)
-        }
+        owners = [owner for _, owner, option in all_options() if option.name == name]
         if not owners:
             raise UsageError(f"unknown option {name!r}{close_matches(name, options_by_name())}")
-        selector = next(iter(owners.values()))
-        raise UsageError(
-            f"--{name} is an option of {' or '.join(owners)}, not of --{selector} {entries[selector].name}"
-        )
+        if "" in owners:
+            raise UsageError(f"--{name} has no effect with --model {entries['model'].name}; remove it")
+        raise UsageError(f"--{name} is an option of {' or '.join(owners)}; choose that, or remove --{name}")
 
 
 def _with_defaults(explicit: dict[str, Any], options: dict[str, Option], entries: dict[str, Entry]) -> dict[str, Any]:
@@ -146,8 +128,7 @@ def _check_rules(entry: Entry) -> None:
                     raise UsageError(f"a rule of {entry.name} names {name!r}, no option{close_matches(name, known)}")
 
 
-def _check_parts(entries: dict[str, Entry]) -> None:
-    model, norm, backbone = entries["model"], entries["norm"], entries["backbone"]
+def _check_parts(model: Entry, norm: Entry, dataset: Entry, backbone: Entry) -> None:
     if model.build.needs_features and not backbone.build.n_feature_maps:
         raise UsageError(f"--model {model.name} compares feature maps, which --backbone {backbone.name} lacks")
     if model.build.rebuilds_network and norm.traits.get("needs_past_tasks"):
@@ -160,11 +141,8 @@ def _check_parts(entries: dict[str, Entry]) -> None:
 def number_options(config: Config) -> dict[str, Any]:
     """Return the part of a configuration that changes numbers."""
     options = active_options(selected_entries(vars(config)))
-    return {
-        name: value
-        for name, value in config.values().items()
-        if name in SELECTORS or (name in options and options[name].changes_numbers)
-    }
+    counted = {*SELECTORS, *(name for name, option in options.items() if option.changes_numbers)}
+    return {name: value for name, value in config.values().items() if name in counted}
 
 
 def identity_options(config: Config) -> dict[str, Any]:
@@ -182,20 +160,15 @@ def identity_options(config: Config) -> dict[str, Any]:
 
 def switches() -> list[tuple[str, str, Any, Any, str]]:
     """Return every place where the released code and the paper differ: (owner, flag, official, paper, help)."""
-    defaults = {
-        option.name: (owner or title, option.name, option.default, option.help)
-        for title, owner, options in all_options()
-        for option in options
-    }
-    rules = [
-        (entry.name, name, value, "with " + ", ".join(f"--{key} {wanted}" for key, wanted in rule.when.items()))
-        for registry in SELECTORS.values()
-        for entry in registry.entries().values()
-        for rule in entry.rules
-        for name, value in rule.values.items()
-    ]
+    defaults = {option.name: (owner or title, option.default, option.help) for title, owner, option in all_options()}
+    switched = [(name, *values) for name, values in defaults.items()]
+    for registry in SELECTORS.values():
+        for entry in registry.entries().values():
+            for rule in entry.rules:
+                where = "with " + ", ".join(f"--{name} {wanted}" for name, wanted in rule.when.items())
+                switched += [(name, entry.name, value, where) for name, value in rule.values.items()]
     return [
         (owner, f"--{name}", value.official, value.paper, text)
-        for owner, name, value, text in [*defaults.values(), *rules]
+        for name, owner, value, text in switched
         if isinstance(value, ByFidelity)
     ]

@@ -109,7 +109,7 @@ def test_plugins_of_a_file_are_loaded_before_its_other_keys(file, tmp_path, monk
         ("[training]\nlr = 0.1", "unknown key 'training'"),
         ("lr.start = 0.1", "lr is a table"),
         ("model = 'err'", "unknown model 'err'"),
-        ("model = 'er'\ndataset = 'seq-digits'\nkappa = 0.1", "--norm adab2n"),
+        ("model = 'er'\ndataset = 'seq-digits'\nkappa = 0.1", "adab2n"),
         ("model = 'sgd'\ndataset = 'seq-digits'\nbuffer_size = 9", "--model sgd"),
     ],
 )

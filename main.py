@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from utils import console
-from utils.config.parser import as_toml, help_text, parse
+from utils.config.parser import as_toml, help_text, listing, parse
 from utils.config.resolve import Config, resolve
 from utils.errors import RunFailed, UsageError
 from utils.files import RunLocked
@@ -50,8 +50,6 @@ def run(explicit: dict[str, Any]) -> int:
     """Do what the flags ask for; return the exit code."""
     seeds = explicit.pop("seeds", None)
     if "list" in explicit:
-        from utils.config.listing import listing
-
         print(listing(explicit["list"]))
         return 0
     if "check_data" in explicit:

@@ -56,10 +56,8 @@ class Output:
 
     def split(self, sizes: list[int]) -> list[Output]:
         """Return the outputs of the batches, of these sizes, that passed the network jointly."""
-        features = (
-            zip(*(feature.split(sizes) for feature in self.features), strict=True) if self.features else repeat(())
-        )
-        rows = zip(self.logits.split(sizes), self.embedding.split(sizes), features, strict=False)
+        maps = zip(*(feature.split(sizes) for feature in self.features), strict=True) if self.features else repeat(())
+        rows = zip(self.logits.split(sizes), self.embedding.split(sizes), maps, strict=False)
         return [Output(*row, self.norms) for row in rows]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,8 @@ from utils.config.options import Option, flag
 from utils.errors import UsageError
 
 
-@dataclass(frozen=True)
-class ConfigFile:
-    path: str
-    values: dict[str, Any]
-    from_record: bool  # with all options, also those that do not identify the run
-
-    @property
-    def plugins(self) -> list[str]:
-        names = [] if self.from_record else self.values.get("plugins", [])
-        if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-            raise UsageError(f"{self.path}: plugins must be folders or modules, such as ['mine'] (got {names!r})")
-        return names
-
-
-def read(path: str) -> ConfigFile:
+def read(path: str) -> tuple[dict[str, Any], bool]:
+    """Return the options of a file, and whether they are a run's, with those that do not identify it."""
     is_json = path.endswith(".json")
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -45,7 +31,7 @@ def read(path: str) -> ConfigFile:
         content = content.get("config", content)
     if not isinstance(content, dict):
         raise UsageError(f"--config {path} has no options; give a TOML file, or a run's record.json or config.json")
-    return ConfigFile(path, content, from_record=is_json)
+    return content, is_json
 
 
 def as_words(values: dict[str, Any], options: dict[str, Option]) -> Iterator[str]:
@@ -66,15 +52,11 @@ def as_words(values: dict[str, Any], options: dict[str, Option]) -> Iterator[str
             yield f"--{name}={value}"
 
 
-def toml_line(name: str, value: Any) -> str:
-    return f"{name} = {_toml(value)}"
-
-
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", r"\u007f")

@@ -137,12 +137,8 @@ def added_option(name: str, type: Any, help: str, default: Any = None, **more: A
 RUN = (
     Option("scenario", choice("online", "offline"), "One pass over the data, or 50 epochs per task.", default="online"),
     Option("seed", integer(0, LARGEST_SEED), "Seed of everything random, class order included.", default=0),
-    FreeOption(  # the switches that it sets identify the run
-        "fidelity",
-        choice("official", "paper"),
-        "Which to follow where the released code and the paper differ; see --list switches.",
-        default="official",
-    ),
+    # The switches that --fidelity sets identify the run.
+    FreeOption("fidelity", choice("official", "paper"), "Follow the released code or the paper.", default="official"),
     FreeOption("device", device_name, "auto, cpu, cuda or cuda:N.", default="auto"),
     FreeOption("num_threads", integer(1, 1024), "Number of CPU threads (default: torch's choice)."),
     FreeOption("deterministic", flag, "Bit-identical results on CUDA; slower. CPU runs always are."),
@@ -165,18 +161,8 @@ TRAINING = (
     added_option("drop_last", flag, "Drop an epoch's last batch if it is not full."),
     added_option("stop_after", integer(1), "Number of tasks to train on (default: all)."),
     added_option("eval_every", integer(1), "Steps between evaluations within a task (default: none)."),
-    added_option(
-        "eval_statistics",
-        choice("running", "buffer", "batch"),
-        "Statistics of norm layers at test time: running, of one pass over the buffer, or of the test batch.",
-        "running",
-    ),
-    added_option(
-        "embedding_eval",
-        flag,
-        "At the end, evaluate the embedding with the buffer's nearest class mean and with a linear classifier.",
-        old_name="final_probes",
-    ),
+    added_option("eval_statistics", choice("running", "buffer", "batch"), "Statistics at test time.", "running"),
+    added_option("embedding_eval", flag, "At the end, evaluate NCM and a linear probe.", old_name="final_probes"),
     added_option("optimizer", choice("sgd", "adam", "adamw"), "Default learning rates are for SGD.", "sgd"),
     Option("lr", number(0), "Learning rate.", default=0.03),
     Option("optim_wd", number(0), "Weight decay.", default=0.0),
@@ -199,12 +185,7 @@ BUFFER = (
     added_option("balance_replay", flag, "Replay batches hold equally many samples of each task."),
     added_option("replay_iters", integer(1, 1000), "Optimizer steps per batch of the stream.", 1),
     Option("buffer_mode", choice("reservoir", "ring"), "How the buffer selects samples.", default="reservoir"),
-    Option(
-        "ring_quota",
-        choice("task", "class"),
-        "What the ring buffer divides its slots among; always tasks where tasks share their classes.",
-        default=ByFidelity(official="task", paper="class"),
-    ),
+    Option("ring_quota", choice("task", "class"), "What shares a ring buffer's slots.", ByFidelity("task", "class")),
     Option(
         "replay_forward",
         choice("auto", "joint", "separate"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from utils.config import loop_options
-from utils.config.config_file import ConfigFile, as_words, read, toml_line
+from utils.config.config_file import as_words, read, toml_value
 from utils.config.options import ByFidelity, Option, SameAs, flag
 from utils.config.plugins import early_arguments, given_plugins, load_plugins
 from utils.config.registry import close_matches
@@ -21,9 +22,11 @@ from utils.config.resolve import (
     options_by_name,
     reject_unused_options,
     selected_entries,
+    switches,
 )
 from utils.console import log
 from utils.errors import UsageError
+from utils.tables import aligned
 
 ALTERNATIVES = (("seed", "seeds"), ("n_epochs", "n_iters"))  # a flag replaces both in a file
 # What a command does once: not part of a configuration that is used again.
@@ -33,24 +36,27 @@ ONE_TIME_FLAGS = ("rerun", "accept_changed_code", "dry_run", "eval_only")
 def parse(argv: Sequence[str]) -> dict[str, Any]:
     """Return the explicit flags of a command, and those of its `--config` file that the command does not give."""
     for word in argv:
-        if not word.isprintable() and ("\0" in word or any("\ud800" <= letter <= "\udfff" for letter in word)):
+        if "\0" in word or word != word.encode(errors="ignore").decode():
             raise UsageError(f"{word[:80]!r} is not valid text")
         if word.endswith("=--"):  # argparse would read it as an empty list
             raise UsageError(f"{word!r} has no value")
     path = early_arguments(argv).config
-    file = None if path is None else read(path)
-    plugins = given_plugins(argv, file.plugins if file else ())
+    values, from_record = ({}, False) if path is None else read(path)
+    more = [] if from_record else values.get("plugins", [])
+    if not (isinstance(more, list) and all(isinstance(name, str) for name in more)):
+        raise UsageError(f"{path}: plugins must be folders or modules, such as ['mine'] (got {more!r})")
+    plugins = given_plugins(argv, more)
     load_plugins(plugins)
     parser = build_parser()
     explicit = _parse_words(parser, argv)
     if "help" in explicit:
         raise UsageError("give --help as a word of its own")
     explicit.pop("config", None)
-    if file:
+    if path is not None:
         try:
-            explicit = _file_options(file, explicit, parser) | explicit
+            explicit = _file_options(values, from_record, explicit, parser) | explicit
         except UsageError as error:
-            raise UsageError(f"{file.path}: {error}") from None
+            raise UsageError(f"{path}: {error}") from None
     if "seed" in explicit and "seeds" in explicit:
         raise UsageError("--seed and --seeds contradict each other; give one")
     return explicit | ({"plugins": tuple(plugins)} if plugins else {})
@@ -80,18 +86,19 @@ def _parse_words(parser: argparse.ArgumentParser, argv: Iterable[str]) -> dict[s
 # --- configuration files ----------------------------------------------------------------------------------------------
 
 
-def _file_options(file: ConfigFile, flags: dict[str, Any], parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Return the file's options, checked as flags are, without those of parts that the command's flags replace."""
-    for name, registry in SELECTORS.items():
-        if name in file.values:
-            registry.get(str(file.values[name]))  # before options of a part that does not exist
+def _file_options(
+    values: dict[str, Any], from_record: bool, flags: dict[str, Any], parser: argparse.ArgumentParser
+) -> dict[str, Any]:
+    """Return the options of a file, checked as flags are, without those of parts that the command's flags replace."""
+    for name in SELECTORS.keys() & values.keys():
+        SELECTORS[name].get(str(values[name]))  # before options of a part that does not exist
     options, renamed = options_by_name(), new_names()
-    if dropped := [name for name in file.values if name in loop_options.DROPPED_OPTIONS and name not in options]:
-        log.info(f"{file.path}: ignored, since these options no longer exist: {', '.join(dropped)}")
-    for name in [name for name in renamed if file.values.get(name)]:
-        log.info(f"{file.path}: {name} is now {renamed[name]}")
-    values = {renamed.get(name, name): value for name, value in file.values.items() if name not in dropped}
-    if file.from_record:
+    if dropped := [name for name in values if name in loop_options.DROPPED_OPTIONS and name not in options]:
+        log.info(f"ignored, since these options no longer exist: {', '.join(dropped)}")
+    for name in [name for name in renamed if values.get(name)]:
+        log.info(f"{name} is now {renamed[name]}")
+    values = {renamed.get(name, name): value for name, value in values.items() if name not in dropped}
+    if from_record:
         values = _identifying(values)
     known = [*options, *SELECTORS, "seeds"]
     if unknown := [name for name in values if name not in known]:
@@ -105,9 +112,9 @@ def _file_options(file: ConfigFile, flags: dict[str, Any], parser: argparse.Argu
     entries = selected_entries(explicit | flags)
     before, now = active_options(selected_entries(flags | explicit)), active_options(entries)
     if replaced := [name for name in explicit if name in before and name not in now]:
-        log.info(f"{file.path}: ignored, since flags replace the parts that they belong to: {', '.join(replaced)}")
+        log.info(f"ignored, since flags replace the parts that they belong to: {', '.join(replaced)}")
     explicit = {name: value for name, value in explicit.items() if name not in replaced}
-    reject_unused_options(explicit.keys() - {"seeds"}, now, entries)
+    reject_unused_options([name for name in explicit if name != "seeds"], now, entries)
     return explicit
 
 
@@ -134,9 +141,9 @@ def as_toml(config: Config, explicit: dict[str, Any], seeds: Sequence[int] | Non
         del values["seed"]
         values["seeds"] = list(seeds)
     others = {name: v for name, v in config.values().items() if name not in {*values, *ONE_TIME_FLAGS, "seed"}}
-    lines = [toml_line(name, value) for name, value in values.items()]
-    lines += [f"# {toml_line(name, 'none' if value is None else value)}" for name, value in sorted(others.items())]
-    return "\n".join(lines)
+    lines = [f"{name} = {toml_value(value)}" for name, value in values.items()]
+    comments = [f"# {name} = {toml_value('none' if v is None else v)}" for name, v in sorted(others.items())]
+    return "\n".join([*lines, *comments])
 
 
 # --- the parser -------------------------------------------------------------------------------------------------------
@@ -153,6 +160,19 @@ def help_text(argv: Sequence[str]) -> str:
     early = vars(early_arguments(argv))
     parts = {name: registry.get(early[name]).name for name, registry in SELECTORS.items() if early[name]}
     return build_parser(parts).format_help()
+
+
+def listing(sections: Sequence[str]) -> str:
+    """Return the names and help lines of `--list [models|norms|datasets|backbones|switches]`."""
+    tables = {
+        f"{name}s": [[entry.name, entry.help] for _, entry in sorted(registry.entries().items())]
+        for name, registry in SELECTORS.items()
+    }
+    rows = [[name, str(official), str(paper), owner, text] for owner, name, official, paper, text in switches()]
+    tables["switches"] = [["flag", "official", "paper", "of", "meaning"], *rows]
+    if unknown := [section for section in sections if section not in tables]:
+        raise UsageError(f"--list {unknown[0]}: no such section; choose from {', '.join(tables)}")
+    return "\n\n".join(f"{name}\n{textwrap.indent(aligned(tables[name], 'left'), '  ')}" for name in sections or tables)
 
 
 def build_parser(parts: Mapping[str, str] | None = None) -> argparse.ArgumentParser:

@@ -133,8 +133,7 @@ def _check_parts(model: Entry, norm: Entry, dataset: Entry, backbone: Entry) -> 
         raise UsageError(f"--model {model.name} compares feature maps, which --backbone {backbone.name} lacks")
     if model.build.rebuilds_network and norm.traits.get("needs_past_tasks"):
         raise UsageError(
-            f"--norm {norm.name} relies on what the first tasks left in the network, and --model {model.name} builds "
-            "a new network in every task; choose another norm, such as bn"
+            f"--norm {norm.name} needs one network for all tasks, which --model {model.name} does not have"
         )
 
 

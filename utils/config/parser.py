@@ -90,7 +90,7 @@ def _file_options(
     values: dict[str, Any], from_record: bool, flags: dict[str, Any], parser: argparse.ArgumentParser
 ) -> dict[str, Any]:
     """Return the options of a file, checked as flags are, without those of parts that the command's flags replace."""
-    for name in SELECTORS.keys() & values.keys():
+    for name in [name for name in SELECTORS if name in values]:
         SELECTORS[name].get(str(values[name]))  # before options of a part that does not exist
     options, renamed = options_by_name(), new_names()
     if dropped := [name for name in values if name in loop_options.DROPPED_OPTIONS and name not in options]:

@@ -1,4 +1,4 @@
-"""One file more is one thing more; a name taken twice is an error."""
+"""Registries: an added file is an added part; a name registered twice is an error."""
 
 import shutil
 import subprocess
@@ -39,25 +39,6 @@ class Twice(Sgd):
     def loss(self, batches, outputs, index):
         return {name: 2 * term for name, term in super().loss(batches, outputs, index).items()}
 """
-DATASET = """
-from datasets.dataset import SPLIT_OPTIONS
-from datasets.seq_digits import SeqDigits
-from utils.config.options import Rule
-from utils.config.registry import DATASETS
-
-@DATASETS.register("seq-inverse", help="white on black", options=SPLIT_OPTIONS, rules=(Rule({"n_tasks": 2}),))
-class Inverse(SeqDigits):
-    name = "seq-inverse"
-"""
-BACKBONE = """
-from backbone.mlp import MLP
-from utils.config.registry import BACKBONES
-
-@BACKBONES.register("flat", help="a flat network")
-class Flat(MLP):
-    def __init__(self, *args):
-        super().__init__(*args, hidden=8)
-"""
 
 
 @pytest.fixture
@@ -76,36 +57,18 @@ def command(tree, *words):
 def test_added_files_are_listed_and_run(tree):
     (tree / "backbone/norms/scale_only.py").write_text(NORM)
     (tree / "models/twice.py").write_text(MODEL)
-    (tree / "datasets/seq_inverse.py").write_text(DATASET)
-    (tree / "backbone/flat.py").write_text(BACKBONE)
     listed = command(tree, "--list")
     assert listed.returncode == 0, listed.stderr
     lines = [line.split(maxsplit=1) for line in listed.stdout.splitlines() if line.startswith("  ")]
-    for name, help_ in (
-        ("scale_only", "multiplies every channel"),
-        ("twice", "twice the loss"),
-        ("seq-inverse", "white on black"),
-        ("flat", "a flat network"),
-    ):
-        assert [name, help_] in lines
-    flags = ["--model", "twice", "--norm", "scale_only", "--dataset", "seq-inverse", "--num_filters", "4"]
+    assert ["scale_only", "multiplies every channel"] in lines
+    assert ["twice", "twice the loss"] in lines
+    flags = ["--model", "twice", "--norm", "scale_only", "--dataset", "seq-digits", "--num_filters", "4"]
     ran = command(tree, *flags, "--debug_mode", "--num_threads", "1")
     assert ran.returncode == 0, ran.stderr
-    assert "after task 2" in ran.stdout
-    assert "after task 3" not in ran.stdout
-    assert ran.stdout.splitlines()[-1].startswith("record: results/runs/twice-scale_only-seq-inverse-online-s0-")
-
-
-def test_added_file_with_a_taken_name_stops_everything(tree):
-    (tree / "models/again.py").write_text(MODEL.replace('"twice"', '"sgd"'))
-    done = command(tree, "--list")
-    assert done.returncode != 0
-    assert "'sgd' is registered twice: in models.sgd and in models.again" in done.stderr
-    assert done.stdout == ""
+    assert ran.stdout.splitlines()[-1].startswith("record: results/runs/twice-scale_only-seq-digits-online-s0-")
 
 
 def test_duplicate_name_raises_and_names_both_modules():
-    """Those that register, wherever the function itself comes from."""
     registry = Registry("norm", "backbone.norms")
     words = "registry.register('same')(batch_norm)"
     exec(words, {"__name__": "first", "registry": registry, "batch_norm": batch_norm})
@@ -131,14 +94,6 @@ def test_keyword_that_the_kind_does_not_know_is_refused():
     with pytest.raises(TypeError, match=r"unknown keyword 'color'; .*colour"):
         registry.register("name", color="red")
     assert registry._entries == {}
-
-
-def test_unknown_name_gets_close_matches_and_the_full_list():
-    with pytest.raises(UsageError) as caught:
-        NORMS.get("adabn")
-    message = str(caught.value)
-    assert "did you mean adab2n" in message
-    assert all(name in message.split("Known: ")[1] for name in NORMS.names())
 
 
 @pytest.mark.parametrize(
@@ -192,9 +147,9 @@ def test_a_data_set_chooses_its_backbone_where_it_is_registered_and_not_by_a_rul
     assert resolve({"model": "sgd", **data_set(monkeypatch, Rule({"n_tasks": 2}), backbone="mlp")}).backbone == "mlp"
 
 
-def test_a_default_of_nought_is_shown():
-    shown = {action.dest: action.help for action in build_parser()._actions}
-    assert shown["seed"].endswith("(default: 0)")
-    assert shown["optim_mom"].endswith("(default: 0.0)")
-    assert "default" not in shown["plugins"]
-    assert "default" not in shown["rerun"]
+def test_a_default_of_zero_is_in_the_help():
+    help_ = {action.dest: action.help for action in build_parser()._actions}
+    assert help_["seed"].endswith("(default: 0)")
+    assert help_["optim_mom"].endswith("(default: 0.0)")
+    assert "default" not in help_["plugins"]
+    assert "default" not in help_["rerun"]

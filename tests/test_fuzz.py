@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import main
-from utils.config import loop_options
 from utils.config.parser import build_parser
-from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS
-from utils.config.resolve import SELECTORS
+from utils.config.registry import MODELS, NORMS
+from utils.config.resolve import SELECTORS, active_options, selected_entries
 
 # --- what may be said -----------------------------------------------------------------------------------------
 
@@ -57,7 +56,7 @@ TEXTS = {"--config", "--results_path", "--notes", "--wandb_project", "--wandb_en
 
 
 def fitting(flag):
-    """Values that the flag may well take."""
+    """Return values that the flag may well take."""
     name = flag.removeprefix("--")
     if name in SELECTORS:
         return SELECTORS[name].names()
@@ -81,19 +80,11 @@ def _takes(flag, text):
 
 
 FITTING = {flag: fitting(flag) for flag, action in FLAGS.items() if action.nargs != 0}
-LOOP = [*loop_options.RUN, *loop_options.TRAINING, *loop_options.OUTPUT]
 
 
-def own_flags(model, norm, dataset, backbone):
-    """Flags that the chosen ones use."""
-    entries = [MODELS.get(model), NORMS.get(norm), DATASETS.get(dataset), BACKBONES.get(backbone)]
-    options = [
-        *LOOP,
-        *(loop_options.BUFFER if entries[0].build.uses_buffer else ()),
-        *(o for e in entries for o in e.options),
-    ]
-    whole_commands = {"--eval_only", "--dry_run", "--config", "--seeds"}
-    return sorted({option.flag for option in options} - whole_commands)
+def own_flags(**parts):
+    """Return the flags that the chosen parts use."""
+    return sorted(f"--{name}" for name in active_options(selected_entries(parts)).keys() - {"eval_only", "dry_run"})
 
 
 @st.composite
@@ -124,7 +115,7 @@ def sensible(draw):
         argv += ["--base_path", "IMAGES", "--n_tasks", "2", "--image_size", "8"]
     if norm in ("gn", "cn"):
         argv += ["--groups", "4"]
-    flags = own_flags(model, norm, dataset, backbone)
+    flags = own_flags(model=model, norm=norm, dataset=dataset, backbone=backbone)
     chosen = draw(st.lists(st.sampled_from(flags), min_size=1, max_size=5, unique=True))
     wrong = draw(st.sampled_from([None, chosen[0]]))
     for flag in chosen:
@@ -208,7 +199,7 @@ def check(argv, images, here):
 
 
 def fuzz(strategy, count, images, here):
-    """How often each exit code came up."""
+    """Return how often each exit code came up."""
     seen = Counter()
 
     @settings(
@@ -220,10 +211,10 @@ def fuzz(strategy, count, images, here):
         suppress_health_check=list(HealthCheck),
     )
     @given(strategy)
-    def one(argv):
+    def check_command(argv):
         seen[check(argv, images, here)] += 1
 
-    one()
+    check_command()
     return seen
 
 
@@ -231,7 +222,7 @@ DIGITS = ["--model", "sgd", "--dataset", "seq-digits", "--num_filters", "4"]
 MLP = ["--model", "er", "--dataset", "seq-digits", "--backbone", "mlp"]
 FOLDER = ["--model", "sgd", "--dataset", "seq-folder", "--backbone", "mlp", "--n_tasks", "2"]
 HUGE = "1" + "0" * 400
-FOUND = [
+FORMER_TRACEBACKS = [
     [*DIGITS, "--list=models"],
     ["-hh"],
     [*DIGITS, "--batch_size", HUGE],
@@ -251,7 +242,7 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize("argv", FOUND, ids=lambda argv: " ".join(word[:20] for word in argv[-2:]))
+@pytest.mark.parametrize("argv", FORMER_TRACEBACKS, ids=lambda argv: " ".join(word[:20] for word in argv[-2:]))
 def test_what_once_ended_in_a_traceback(argv, images, here):
     assert check(argv, images, here) in (0, 2)
 

@@ -1,20 +1,20 @@
-"""Devices, how small arrays travel to them, how threads wait, and what a command knows of its cost before it starts."""
+"""Devices, copies of small arrays to them, threads, precision, and the memory estimate of a dry run."""
 
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from forked import ROOT
 from helpers import CPU, build_run, make_spec, make_stream, run_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from datasets.seq_digits import SeqDigits
 from utils.config.resolve import identity_options, resolve
-from utils.device import pick_device, send_together, set_up_device
+from utils.device import send_together, set_up_device
 from utils.errors import UsageError
 from utils.run.build import StreamBuilder
 from utils.run.estimate import memory_estimate
@@ -31,8 +31,8 @@ def config_of(**flags):
 
 
 @pytest.fixture
-def two_gpus(monkeypatch):
-    """A machine with two; the list of the devices that were made the current one, as CUDA is told."""
+def current_devices(monkeypatch):
+    """The devices that CUDA is told to make the current one, on a machine with two GPUs."""
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -41,33 +41,20 @@ def two_gpus(monkeypatch):
     return chosen
 
 
-def test_named_device_becomes_the_current_one(two_gpus, monkeypatch):
-    asked, original = [], torch.cuda.set_device
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.append(device) or original(device))
-    assert set_up_device(config_of(device="cuda:1")) == torch.device("cuda:1")
-    assert asked == [torch.device("cuda:1")]
-    assert two_gpus == [1]
-
-
-@pytest.mark.parametrize("name", ["auto", "cuda", "cuda:0"])
-def test_device_without_a_number_is_the_first(two_gpus, name):
-    """`torch.cuda.set_device` itself refuses a device without its number."""
+@pytest.mark.parametrize(
+    ("name", "index", "set_to"),
+    [("auto", 0, [0]), ("cuda", 0, [0]), ("cuda:0", 0, [0]), ("cuda:1", 1, [1]), ("cpu", None, [])],
+)
+def test_named_device_becomes_the_current_one(current_devices, name, index, set_to):
     device = set_up_device(config_of(device=name))
-    assert device.type == "cuda"
-    assert device.index in (None, 0)
-    assert two_gpus in ([], [0])
+    assert (device.type, device.index) == ("cpu" if name == "cpu" else "cuda", index)
+    assert current_devices == set_to
 
 
-def test_cpu_leaves_the_current_device_alone(two_gpus):
-    assert set_up_device(config_of(device="cpu")) == CPU
-    assert two_gpus == []
-
-
-def test_device_beyond_the_last_is_refused(two_gpus):
-    assert pick_device("cuda:1") == torch.device("cuda:1")
+def test_device_beyond_the_last_is_refused(current_devices):
     with pytest.raises(UsageError, match="--device cuda:2"):
         set_up_device(config_of(device="cuda:2"))
-    assert two_gpus == []
+    assert current_devices == []
 
 
 def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch):
@@ -177,41 +164,6 @@ def test_data_set_is_built_once_in_a_command(run_main, built, flags):
         assert len(built) == 3
 
 
-def test_unknown_option_is_bad_usage():
-    with pytest.raises(UsageError, match="did you mean buffer_size"):
-        config_of(buffersize=3)
-
-
-# --- how threads wait -----------------------------------------------------------------------------------------
-
-ROOT = Path(__file__).resolve().parents[2]
-OF_THE_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-RUN_OF_A_SWEEP = """
-import sys
-from pathlib import Path
-from utils.studies.launchers.local import LocalEngine
-from utils.studies.runs import Run
-
-engine = LocalEngine(1, [], 1)
-engine.start(Run("a run", {"list": True}, Path(sys.argv[1]), 0))
-assert engine.finished(60) == [("a run", 0)]
-"""
-
-
-def spins(*words: str, **environment: str) -> list[str]:
-    """How often threads look before they sleep, as libgomp says when a new process loads it."""
-    kept = {name: value for name, value in os.environ.items() if name not in OF_THE_USER}
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env=kept | {"OMP_DISPLAY_ENV": "verbose"} | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr)
-
-
 # --- determinism ----------------------------------------------------------------------------------------------
 
 
@@ -231,29 +183,50 @@ def test_deterministic_run_uses_deterministic_algorithms_and_has_the_same_result
     assert deterministic.record["results"] == plain.record["results"]
 
 
-def test_threads_of_a_command_do_not_wait_for_long():
-    assert spins("main.py", "--list") == ["1000"]
-    assert spins("-c", "import torch") == ["300000"]  # unless told
+# --- how threads wait -----------------------------------------------------------------------------------------
 
+RUN_OF_A_SWEEP = """
+import sys
+from pathlib import Path
+from utils.studies.launchers.local import LocalEngine
+from utils.studies.runs import Run
 
-def test_threads_of_a_sweeps_run_do_not_wait_for_long(tmp_path):
-    assert set(spins("-c", RUN_OF_A_SWEEP, str(tmp_path / "log"))) == {"1000"}
+engine = LocalEngine(1, [], 1)
+engine.start(Run("a run", {"list": True}, Path(sys.argv[1]), 0))
+assert engine.finished(60) == [("a run", 0)]
+"""
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "found"), [("GOMP_SPINCOUNT", "7", "7"), ("OMP_WAIT_POLICY", "passive", "0")]
+    ("words", "environment", "spin_count"),
+    [
+        (["main.py", "--list"], {}, "1000"),
+        (["-c", RUN_OF_A_SWEEP, "LOG"], {}, "1000"),
+        (["-c", "import torch"], {}, "300000"),  # libgomp's own
+        (["main.py", "--list"], {"GOMP_SPINCOUNT": "7"}, "7"),
+        (["main.py", "--list"], {"OMP_WAIT_POLICY": "passive"}, "0"),
+    ],
+    ids=["command", "sweep", "torch", "user's count", "user's policy"],
 )
-def test_how_the_user_has_threads_wait_counts(name, value, found):
-    assert spins("main.py", "--list", **{name: value}) == [found]
+def test_spin_count_as_libgomp_reports_it(tmp_path, words, environment, spin_count):
+    unset = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    done = subprocess.run(
+        [sys.executable, *(word.replace("LOG", str(tmp_path / "log")) for word in words)],
+        cwd=ROOT,
+        env=unset | {"OMP_DISPLAY_ENV": "verbose"} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr) == [spin_count]
 
 
 # --- half precision -------------------------------------------------------------------------------------------
 
 
-def test_half_of_double_precision_is_refused(run_main):
-    ended = run_main("--model", "er", *DIGITS, "--dry_run", "--amp", "bfloat16", "--dtype", "float64")
-    assert ended.code == 2
-    assert "--dtype" in ended.stderr
+def test_half_of_double_precision_is_refused():
+    with pytest.raises(UsageError, match="--dtype"):
+        config_of(amp="bfloat16", dtype="float64")
 
 
 def test_half_precision_is_another_run_and_none_is_not():

@@ -176,20 +176,16 @@ def around(place, ways):
     words = {
         "help": ["--help", *both],
         "list": ["--list", *both],
-        "bare list": ["--list"],
+        "bare_list": ["--list"],
         "plain": [*PLAIN, "--results_path", "plain"],
         "unused": [*PLAIN, "--results_path", "plain", *both],
         "saved": [*saved, *QUIET, *both],
-        "saved without": [*saved, *QUIET],
-        "unknown flag": [*USED, *both, "--first_scal", "3"],
-        "foreign flag": [*PLAIN, *both, "--first_scale", "3"],
-        "without": [*USED],
+        "saved_without": [*saved, *QUIET],
+        "unknown_flag": [*USED, *both, "--first_scal", "3"],
+        "foreign_flag": [*PLAIN, *both, "--first_scale", "3"],
     }
-    commands = [Command(each, cwd=place) for each in words.values()]
-    commands.insert(2, Command(["--list", "norms"], cwd=place, env={"ADAB2N_PLUGINS": "mine"}))
-    ended = forked(place / "out/around", commands)
-    environment = ended.pop(2)
-    return SimpleNamespace(**dict(zip((name.replace(" ", "_") for name in words), ended, strict=True)), env=environment)
+    ended = forked(place / "out/around", [Command(each, cwd=place) for each in words.values()])
+    return SimpleNamespace(**dict(zip(words, ended, strict=True)))
 
 
 def test_unused_plugins_are_the_same_run(around):
@@ -203,23 +199,15 @@ def test_help_and_list_show_what_they_add(around):
     for text in ("--first_scale", "(default: 2.5)", "scaled", "twice", "seq-dots", "flat"):
         assert text in around.help.stdout
     lines = [line.split(maxsplit=1) for line in around.list.stdout.splitlines() if line.startswith("  ")]
-    for line in (
-        ["scaled", "BN that starts elsewhere"],
-        ["twice", "twice the loss of sgd"],
-        ["flat", "a flat network"],
-    ):
-        assert line in lines
-    assert (around.env.code, around.env.stdout.splitlines()[0]) == (0, "norms")
-    assert "  scaled" in around.env.stdout
+    assert ["scaled", "BN that starts elsewhere"] in lines
+    assert ["twice", "twice the loss of sgd"] in lines
     assert around.bare_list.code == 0
     assert "scaled" not in around.bare_list.stdout
 
 
 def test_flags_of_plugins_are_flags_as_any(around):
     assert "unknown flag --first_scal; did you mean --first_scale" in refusal(around.unknown_flag)
-    line = refusal(around.foreign_flag)
-    assert "--first_scale is an option of scaled" in line
-    assert "unknown dataset 'seq-dots'" in refusal(around.without)
+    assert "--first_scale is an option of scaled" in refusal(around.foreign_flag)
 
 
 def test_saved_network_of_a_plugin_is_evaluated_with_it(around):
@@ -239,18 +227,10 @@ from utils.config.registry import DATASETS, MODELS, NORMS
 def new(channels, *, spatial):
     return BatchNorm(channels)
 """
-TAKEN = """
-from utils.config.registry import {registry}
-
-@{registry}.register("{name}", help="taken")
-class Mine:
-    pass
-"""
 NEW = [*PLAIN, "--norm", "new"]
 
 MISTAKES = {  # folders with their files, the words of the command, keywords of the line
     "missing folder": ({}, ["--plugins", "./none", *PLAIN], ["{place}/none"]),
-    "missing folder, listed": ({}, ["--list", "--plugins", "{place}/none"], ["{place}/none"]),
     "missing module": ({}, ["--plugins", "no_such_module", *PLAIN], ["no_such_module"]),
     "empty folder": ({"empty": {"__init__": ""}}, ["--plugins", "empty", "--help"], ["{place}/empty"]),
     "syntax error": (
@@ -273,14 +253,11 @@ MISTAKES = {  # folders with their files, the words of the command, keywords of 
         ["--plugins", "one", "two", *NEW],
         ["{place}/two/new.py, line 6", "registered twice"],
     ),
-    **{
-        f"taken name of a {kind}": (
-            {f"taken_{kind}": {"mine": TAKEN.format(registry=registry, name=name)}},
-            ["--plugins", f"taken_{kind}", *PLAIN],
-            [f"{kind} '{name}' is registered twice"],
-        )
-        for kind, registry, name in (("norm", "NORMS", "bn"), ("dataset", "DATASETS", "seq-digits"))
-    },
+    "taken name": (
+        {"taken": {"mine": NORM.replace('"new"', '"bn"').format(keywords="")}},
+        ["--plugins", "taken", *PLAIN],
+        ["norm 'bn' is registered twice"],
+    ),
     "unknown keyword": (
         {"keyword": {"new": NORM.format(keywords="optoins=()")}},
         ["--plugins", "keyword", *NEW],
@@ -306,7 +283,7 @@ def mistakes(place):
         for folder, files in folders.items():
             write(place / folder, files)
         words = [word.format(place=place) for word in words]
-        commands.append(Command([*words, *([] if "--list" in words else ["--results_path", "never"])], cwd=place))
+        commands.append(Command([*words, "--results_path", "never"], cwd=place))
     return dict(zip(MISTAKES, forked(place / "out/mistakes", commands), strict=True))
 
 

@@ -96,7 +96,7 @@ def test_without_it_no_run_is_renamed():
         (["--task_classes", "5.0,5"], "numbers of classes"),
         (["--task_classes", "9" * 5000], "numbers of classes"),
         (["--task_classes", "5,5", "--n_tasks", "5"], "--n_tasks 5"),
-        (["--task_classes", "5,5", "--dataset", "perm-digits"], "--dataset perm-digits"),
+        (["--task_classes", "5,5", "--dataset", "perm-digits"], "is an option of"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(words, told):
@@ -242,7 +242,7 @@ def test_other_refusals(tmp_path):
     assert f"cannot read {tmp_path / 'binary'}" in refusal("--class_order", str(tmp_path / "binary"))
     order = write_order(tmp_path / "order")
     assert "--class_order_seed" in refusal("--class_order", order, "--class_order_seed", "0")
-    assert "--dataset perm-digits" in refusal("--class_order", order, "--dataset", "perm-digits")
+    assert "is an option of" in refusal("--class_order", order, "--dataset", "perm-digits")
 
 
 def test_saved_network_brings_its_order_and_its_tasks(run_main, tmp_path):

@@ -16,22 +16,12 @@ import torch
 from torch.nn import functional as F
 
 from utils.data.random import generator
-from utils.data.stream import StreamSpec
+from utils.data.stream import Part, StreamSpec
 from utils.device import send_together
 
 
-class KeepsSize:
-    """A part that keeps the size of images, and does nothing in testing."""
-
-    def for_testing(self, images: torch.Tensor) -> torch.Tensor:
-        return images
-
-    def shape_of(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-        return shape
-
-
 @dataclass(frozen=True)
-class Crop(KeepsSize):
+class Crop(Part):
     """A random crop of the image's own size from the zero-padded image."""
 
     padding: int
@@ -65,7 +55,7 @@ def _overlaps(padding: int) -> list[tuple[slice, slice]]:
 
 
 @dataclass(frozen=True)
-class Flip(KeepsSize):
+class Flip(Part):
     """A horizontal flip of every second sample, on average."""
 
     rows: ClassVar[int] = 1
@@ -84,7 +74,7 @@ class Flip(KeepsSize):
 
 
 @dataclass(frozen=True)
-class RandomResizedCrop:
+class RandomResizedCrop(Part):
     """A crop of random area and aspect from square images, resized to `size` x `size`. In testing, the middle.
 
     Draws and pixels are those of torchvision's `RandomResizedCrop` with antialiasing. If ten windows do not fit into
@@ -119,14 +109,12 @@ class RandomResizedCrop:
     def on_device(self, images: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
         """Multiply by one matrix per axis and sample, rounding after each as on the host."""
         top, left, height, width = drawn
-        across, down = (
-            resizing(*along, self.stored, self.size).unsqueeze(1) for along in ((left, width), (top, height))
-        )
+        across = resizing(left, width, self.stored, self.size).unsqueeze(1)
+        down = resizing(top, height, self.stored, self.size).unsqueeze(1)
         narrowed = (images.to(across.dtype) @ across.mT + 0.5).floor_()
         return (down @ narrowed + 0.5).to(images.dtype)
 
     def for_testing(self, images: torch.Tensor) -> torch.Tensor:
-        """Crop the middle."""
         edge = (self.stored - self.size) // 2
         return images[:, :, edge : edge + self.size, edge : edge + self.size]
 
@@ -154,18 +142,9 @@ class Augment:
     calls `apply`.
     """
 
-    def __init__(
-        self,
-        spec: StreamSpec,
-        seed: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        layout: torch.memory_format = torch.contiguous_format,
-    ):
-        self.parts = spec.augmentation
-        self.seed, self.layout = seed, layout
-        shape = (1, -1, 1, 1)
-        mean, std = (np.array(values).reshape(shape) for values in (spec.mean, spec.std))
+    def __init__(self, spec: StreamSpec, seed: int, device: torch.device, dtype: torch.dtype):
+        self.parts, self.seed = spec.augmentation, seed
+        mean, std = (np.array(values).reshape(1, -1, 1, 1) for values in (spec.mean, spec.std))
         # (x / 255 - mean) / std as one multiplication and one addition
         self.scale = torch.tensor(1 / (255 * std), dtype=dtype, device=device)
         self.shift = torch.tensor(-mean / std, dtype=dtype, device=device)
@@ -177,7 +156,7 @@ class Augment:
         return self._normalized(images)
 
     def _normalized(self, images: torch.Tensor) -> torch.Tensor:
-        return images.to(self.scale.dtype, memory_format=self.layout).mul_(self.scale).add_(self.shift)
+        return images.to(self.scale.dtype, memory_format=torch.contiguous_format).mul_(self.scale).add_(self.shift)
 
     def __call__(self, images: torch.Tensor, stream: str, *place: int) -> torch.Tensor:
         drawn = self.draw(len(images), stream, *place)
@@ -192,13 +171,12 @@ class Augment:
 
     def apply(self, images: torch.Tensor, drawn: np.ndarray, drawn_on_device: torch.Tensor) -> torch.Tensor:
         """Return the network's inputs in training, given draws on the host and on the device."""
-        on_host = images.device.type == "cpu"
-        row, array = 0, images.numpy() if on_host else np.empty(0)
+        row = 0
         for part in self.parts:
             rows = slice(row, row + part.rows)
-            if on_host:
-                array = part.on_host(array, drawn[rows])
+            if images.device.type == "cpu":
+                images = torch.from_numpy(part.on_host(images.numpy(), drawn[rows]))
             else:
                 images = part.on_device(images, drawn_on_device[rows])
             row += part.rows
-        return self._normalized(torch.from_numpy(array) if on_host else images)
+        return self._normalized(images)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import ClassVar, Generic, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,25 +21,30 @@ from utils.device import to_device
 from utils.step import Batch
 
 
-class Part(Protocol):
+class Part(ABC):
     """A step of augmentation, as in `utils.data.augment`. Its draws are whole numbers, sent to the device at once."""
 
     rows: ClassVar[int]  # numbers that it draws for a sample
 
+    @abstractmethod
     def draw(self, draw: np.random.Generator, count: int) -> np.ndarray:
         """Return an array (rows, count) of draws."""
 
+    @abstractmethod
     def on_host(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:
         """Return the augmented images (N, C, H, W)."""
 
+    @abstractmethod
     def on_device(self, images: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
         """Return the augmented images, computed in a few operations for all samples."""
 
     def for_testing(self, images: torch.Tensor) -> torch.Tensor:
         """Return what the network sees of images in evaluation."""
+        return images
 
     def shape_of(self, shape: tuple[int, int, int]) -> tuple[int, int, int]:
         """Return the shape of an augmented image."""
+        return shape
 
 
 @dataclass(frozen=True)

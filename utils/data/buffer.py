@@ -7,8 +7,9 @@ Labels and tasks are mirrored on the host for the same reason.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,11 +20,15 @@ from utils.errors import UsageError
 from utils.step import Batch
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """Decides which slot of a buffer a sample is written to."""
 
-    capacity: int  # number of slots
+    saved: ClassVar[tuple[str, ...]]  # attributes that change: numbers or arrays
 
+    def __init__(self, capacity: int):
+        self.capacity = capacity  # number of slots
+
+    @abstractmethod
     def slots(self, labels: np.ndarray, tasks: np.ndarray, draw: np.random.Generator) -> np.ndarray:
         """Return the slot of every sample of a batch, -1 for none.
 
@@ -33,20 +38,24 @@ class Policy(Protocol):
             draw: Generator for random decisions.
         """
 
-    def filled(self) -> np.ndarray | int:
-        """Return the filled slots, or their number if they are the first ones."""
+    @abstractmethod
+    def filled(self) -> np.ndarray:
+        """Return the filled slots."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        return {name: np.asarray(getattr(self, name)).tolist() for name in self.saved}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in self.saved:
+            is_array = isinstance(getattr(self, name), np.ndarray)
+            setattr(self, name, np.array(state[name]) if is_array else state[name])
 
 
-class Reservoir:
+class Reservoir(Policy):
     """Every sample seen so far is in the buffer with the same probability."""
 
-    def __init__(self, capacity: int):
-        self.capacity = capacity
-        self.seen = 0
+    saved = ("seen",)
+    seen = 0
 
     def slots(self, labels: np.ndarray, tasks: np.ndarray, draw: np.random.Generator) -> np.ndarray:
         """Write the n-th sample seen to slot floor(u n), if there is such a slot, with u uniform in [0, 1)."""
@@ -54,30 +63,24 @@ class Reservoir:
         self.seen += len(labels)
         slots = (draw.random(len(nth)) * nth).astype(np.int64)
         slots[slots >= self.capacity] = -1
-        if self.seen - len(nth) < self.capacity:
-            slots = np.where(nth <= self.capacity, nth - 1, slots)
-        return slots
+        return np.where(nth <= self.capacity, nth - 1, slots)
 
-    def filled(self) -> np.ndarray | int:
-        return min(self.seen, self.capacity)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seen": self.seen}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seen = state["seen"]
+    def filled(self) -> np.ndarray:
+        return np.arange(min(self.seen, self.capacity))
 
 
-class Ring:
+class Ring(Policy):
     """Every owner (a task or a class) has the same number of slots; its oldest sample is replaced first."""
+
+    saved = ("counts",)
 
     def __init__(self, capacity: int, owners: int, by: str):
         if capacity < owners:
             raise UsageError(
                 f"--buffer_size {capacity} is less than one slot for each of the {owners} {by} shares of the ring"
             )
-        self.capacity, self.quota = capacity, capacity // owners
-        self.by = by
+        super().__init__(capacity)
+        self.quota, self.by = capacity // owners, by
         self.counts = np.zeros(owners, dtype=np.int64)
 
     def slots(self, labels: np.ndarray, tasks: np.ndarray, draw: np.random.Generator) -> np.ndarray:
@@ -90,23 +93,16 @@ class Ring:
             self.counts[owner] += mine.sum()
         return slots
 
-    def filled(self) -> np.ndarray | int:
+    def filled(self) -> np.ndarray:
         held = np.minimum(self.counts, self.quota)
         return np.concatenate([owner * self.quota + np.arange(count) for owner, count in enumerate(held)])
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"counts": self.counts.tolist()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.counts = np.array(state["counts"], dtype=np.int64)
-
-
-class MethodManaged:
+class MethodManaged(Policy):
     """A batch replaces all samples in the buffer: the method chooses them."""
 
-    def __init__(self, capacity: int):
-        self.capacity = capacity
-        self.held = 0
+    saved = ("held",)
+    held = 0
 
     def slots(self, labels: np.ndarray, tasks: np.ndarray, draw: np.random.Generator | None) -> np.ndarray:
         if len(labels) > self.capacity:
@@ -114,21 +110,17 @@ class MethodManaged:
         self.held = len(labels)
         return np.arange(self.held)
 
-    def filled(self) -> int:
-        return self.held
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"held": self.held}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.held = state["held"]
+    def filled(self) -> np.ndarray:
+        return np.arange(self.held)
 
 
-class GreedyBalance:
+class GreedyBalance(Policy):
     """GDumb's policy: a class below its share, capacity / classes seen, takes a slot of the largest class."""
 
+    saved = ("counts", "seen", "owners")
+
     def __init__(self, capacity: int, n_classes: int):
-        self.capacity = capacity
+        super().__init__(capacity)
         self.counts = np.zeros(n_classes, dtype=np.int64)
         self.seen = np.zeros(n_classes, dtype=bool)
         self.owners = np.full(capacity, -1, dtype=np.int64)  # the class in every slot
@@ -149,15 +141,8 @@ class GreedyBalance:
         self.owners[slot] = label
         return slot
 
-    def filled(self) -> int:
-        return int(self.counts.sum())
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"counts": self.counts.tolist(), "seen": self.seen.tolist(), "owners": self.owners.tolist()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.counts, self.owners = (np.array(state[name], dtype=np.int64) for name in ("counts", "owners"))
-        self.seen = np.array(state["seen"], dtype=bool)
+    def filled(self) -> np.ndarray:
+        return np.arange(self.counts.sum())
 
 
 def build_policy(config: SimpleNamespace, spec: StreamSpec) -> Reservoir | Ring:
@@ -205,7 +190,7 @@ class Buffer:
         return math.prod(spec.image_shape) + 4 * torch.int64.itemsize + logits
 
     def __len__(self) -> int:
-        return self._filled if isinstance(self._filled, int) else len(self._filled)
+        return len(self._filled)
 
     def add(self, batch: Batch, draw: np.random.Generator | None = None) -> None:
         """Write samples to the slots that the policy chooses; a policy that draws nothing needs no generator."""
@@ -253,8 +238,7 @@ class Buffer:
 
     def all_samples(self) -> Batch:
         """Return all samples, in the order of their slots."""
-        slots = np.arange(self._filled) if isinstance(self._filled, int) else self._filled
-        return self.gather(slots, *send_together([slots], self.labels.device))
+        return self.gather(self._filled, *send_together([self._filled], self.labels.device))
 
     def state_dict(self) -> dict[str, Any]:
         state = {"policy": self.policy.state_dict()}

@@ -7,6 +7,7 @@ are taken from the stored form, not from the original image, so that the stream 
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 
@@ -17,10 +18,11 @@ from datasets.image_cache import CACHE_OPTIONS, FromFiles
 from datasets.image_files import ImageFiles, decode
 from utils.config.options import Option, integer
 from utils.data.augment import Flip, RandomResizedCrop
-from utils.data.file_stream import MOST_WORKERS, Files, FileStream, default_workers
+from utils.data.file_stream import Files, FileStream
 from utils.data.stream import Part, StreamSpec, ranges
 
 STORED, SEEN = 256, 224
+MOST_WORKERS = 4  # by default
 
 STREAM_OPTIONS = (
     *CACHE_OPTIONS,
@@ -59,7 +61,7 @@ class StreamedImages(FromFiles):
             seed=config.seed,
             batch_size=config.batch_size,
             decode=partial(_decode_by_name, self.listed_files(config), self.image_shape[1]),
-            num_workers=default_workers() if config.num_workers is None else config.num_workers,
+            num_workers=min(MOST_WORKERS, os.cpu_count() or 1) if config.num_workers is None else config.num_workers,
         )
 
 

@@ -7,14 +7,12 @@ form, which the buffer holds too, so results do not depend on their number.
 from __future__ import annotations
 
 import atexit
-import os
 import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -29,7 +27,6 @@ from utils.step import Batch
 # Images that a worker decodes and sends at once, through shared memory. Containers often have only 64 MB of it: four
 # workers with two pieces each of 256x256 pixels take 50.
 PIECE = 32
-MOST_WORKERS = 4  # by default
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class FileStream(Stream[Files]):
         groups = split_into(order[first * self.batch_size :], self.batch_size)
         batches = self._read(self.train_data, [start + index[index < own] for index in groups], task)
         for index, batch in zip(groups, batches, strict=True):
-            yield batch if extra is None or len(extra) == 0 else merge_extra(batch, extra, index, own)
+            yield batch if extra is None else merge_extra(batch, extra, index, own)
 
     def in_order(self, task: int, size: int) -> Iterator[Batch]:
         return self._read(self.train_data, split_into(np.arange(*self._train_range(task)), size), task)
@@ -75,7 +72,7 @@ class FileStream(Stream[Files]):
 
     def _read(self, files: Files, groups: Sequence[np.ndarray], task: int) -> Iterator[Batch]:
         """Yield one batch for each group of file indices."""
-        pieces = [split_evenly(index) for index in groups]
+        pieces = [np.array_split(index, max(1, -(-len(index) // PIECE))) for index in groups]
         decoded = self._decode(files.names, [piece for group in pieces for piece in group])
         for index, group in zip(groups, pieces, strict=True):
             images = [next(decoded).to(self.device, non_blocking=True) for _ in group]
@@ -97,9 +94,10 @@ class FileStream(Stream[Files]):
             generator=torch.Generator(),  # for the workers' seeds: torch's own generator must not be used
         )
         handler = signal.getsignal(signal.SIGCHLD)
-        iterator = iter(loader)
+        iterator: Any = iter(loader)
         if workers:
-            _open_iterators.add(iterator)
+            # If an exception leaves workers running, Python would terminate them, which they ignore, and wait.
+            atexit.register(iterator._shutdown_workers)
             if threading.current_thread() is threading.main_thread():
                 # Torch's handler would raise in the middle of a step. A dead worker is reported when its batch is read.
                 signal.signal(signal.SIGCHLD, handler)
@@ -115,6 +113,10 @@ class FileStream(Stream[Files]):
             raise RunFailed(
                 f"a worker process that decodes images died ({reason}), perhaps out of memory; use fewer --num_workers"
             ) from error
+        finally:
+            if workers:
+                iterator._shutdown_workers()
+                atexit.unregister(iterator._shutdown_workers)
 
 
 class DecodedPieces(Dataset[torch.Tensor | str]):
@@ -133,48 +135,20 @@ class DecodedPieces(Dataset[torch.Tensor | str]):
         return images
 
 
-def default_workers() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, cores)
-
-
 def split_into(index: np.ndarray, size: int) -> list[np.ndarray]:
     return [index[start : start + size] for start in range(0, len(index), size)]
 
 
-def split_evenly(index: np.ndarray) -> list[np.ndarray]:
-    """Return at least one piece, of at most `PIECE` indices each."""
-    return np.array_split(index, max(1, -(-len(index) // PIECE)))
-
-
 def merge_extra(batch: Batch, extra: Batch, index: np.ndarray, own: int) -> Batch:
-    """Return a batch in the order of `index`.
-
-    Args:
-        batch: The samples with an index below `own`, in their order.
-        extra: Samples of which number 0 has the index `own`.
-        index: Indices of the samples to return.
-        own: Number of samples of the task.
-    """
-    is_own, from_extra = index < own, index[index >= own] - own
-    both = concatenated([batch, index_batch(extra, from_extra, to_device(from_extra, batch.labels.device))])
-    place = np.where(is_own, is_own.cumsum(), is_own.sum() + (~is_own).cumsum()) - 1
-    return index_batch(both, place, to_device(place, batch.labels.device))
-
-
-# --- worker processes -------------------------------------------------------------------------------------------------
-
-_open_iterators: WeakSet[Any] = WeakSet()
+    """Return the samples at `index`: below `own` they are the batch's, in its order; extra sample k has own + k."""
+    is_extra, device = index >= own, batch.labels.device
+    from_extra = index[is_extra] - own
+    both = concatenated([batch, index_batch(extra, from_extra, to_device(from_extra, device))])
+    place = np.argsort(np.argsort(is_extra, kind="stable"))  # in `both`, where the task's own samples come first
+    return index_batch(both, place, to_device(place, device))
 
 
 def _ignore_stop_signals(_worker: int) -> None:
     """Signals that stop a run may reach all its processes. The run itself ends its workers, when it has stopped."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-
-
-@atexit.register
-def _end_workers() -> None:
-    """End workers that an exception left running: Python would terminate them, which they ignore, and wait."""
-    for iterator in list(_open_iterators):
-        iterator._shutdown_workers()

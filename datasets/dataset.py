@@ -115,6 +115,9 @@ SPLIT_OPTIONS = (
 )
 
 
+Split = tuple[np.ndarray, np.ndarray]  # images and labels
+
+
 @dataclass(frozen=True)
 class RawData:
     """Images (N, C, H, W) uint8, or the names of image files, and original labels of both splits, as read from disk."""
@@ -219,23 +222,19 @@ class Dataset:
         self._raw = self.read(config)
         return content_digest(self._raw)
 
-    def _class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
-        train, test = self.class_sizes(config)
+    def _n_tasks(self, config: Config) -> int:
         if config.n_tasks is None:
-            raise UsageError(f"{self.name} has {len(train)} classes and no default number of tasks; set --n_tasks")
-        return self._sizes_with_validation(config, train, test, "class")
+            raise UsageError(f"{self.name} has no default number of tasks; set --n_tasks")
+        return config.n_tasks
 
-    def _sizes_with_validation(
-        self, config: Config, train: np.ndarray, test: np.ndarray, kind: str
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return sizes after `--validation`; every row of them, a `kind` of data, must have some left."""
+    def _sizes(self, config: Config, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return sizes after `--validation`; every row of them, a class or a domain, must have some left."""
         if config.validation is None:
             return train, test
-        held_out = np.array([held_out_count(size, config.validation) for size in train.flat]).reshape(train.shape)
-        left = train - held_out
-        if min(held_out.reshape(len(train), -1).sum(1)) < 1 or min(left.reshape(len(train), -1).sum(1)) < 1:
-            raise UsageError(f"--validation {config.validation} leaves a {kind} of {self.name} without data")
-        return left, held_out
+        held_out = held_out_count(train, config.validation)
+        if any(sizes.reshape(len(train), -1).sum(1).min() < 1 for sizes in (held_out, train - held_out)):
+            raise UsageError(f"--validation {config.validation} leaves a class or domain of {self.name} without data")
+        return train - held_out, held_out
 
     def _spec(self, config: Config, n_classes: int, train_sizes: np.ndarray, test_sizes: np.ndarray) -> StreamSpec:
         return StreamSpec(
@@ -257,6 +256,15 @@ class Dataset:
         raw, self._raw = self._raw or self.read(config), None
         return raw if config.validation is None else with_validation(raw, config.validation)
 
+    def _stream(self, config: Config, spec: StreamSpec, train: Split, test: Split, **fields: Any) -> Stream:
+        """Return the stream of images and labels, in the order of tasks."""
+        train_ranges, test_ranges = (
+            ((0, sizes[0]),) * spec.n_tasks if spec.shared_images else ranges(sizes)
+            for sizes in (spec.train_sizes, spec.test_sizes)
+        )
+        fields |= {"seed": config.seed, "batch_size": config.batch_size}
+        return TensorStream(spec, make_batch(*train), make_batch(*test), train_ranges, test_ranges, **fields)
+
 
 class ClassDataset(Dataset):
     """A data set of which every task has its own classes."""
@@ -264,19 +272,18 @@ class ClassDataset(Dataset):
     setting = "class"
 
     def spec(self, config: Config) -> StreamSpec:
-        train, test = self._class_sizes(config)
-        task_of = task_of_labels(self._classes_per_task(config, len(train)))[self.stream_labels(config, len(train))]
-        spec = self._spec(config, len(train), np.bincount(task_of, train), np.bincount(task_of, test))
+        train, test = self._sizes(config, *self.class_sizes(config))
+        n_classes, classes_per_task = len(train), config.task_classes
+        if classes_per_task is None:
+            n_tasks = self._n_tasks(config)
+            if n_classes % n_tasks:
+                raise UsageError(f"--n_tasks {n_tasks} does not divide the {n_classes} classes of {self.name}")
+            classes_per_task = (n_classes // n_tasks,) * n_tasks
+        if sum(classes_per_task) != n_classes:
+            raise UsageError(f"--task_classes sum to {sum(classes_per_task)}; {self.name} has {n_classes} classes")
+        task_of = np.arange(config.n_tasks).repeat(classes_per_task)[self.stream_labels(config, n_classes)]
+        spec = self._spec(config, n_classes, np.bincount(task_of, train), np.bincount(task_of, test))
         return replace(spec, task_classes=config.task_classes)
-
-    def _classes_per_task(self, config: Config, n_classes: int) -> Sequence[int]:
-        if config.task_classes is None:
-            if n_classes % config.n_tasks:
-                raise UsageError(f"--n_tasks {config.n_tasks} does not divide the {n_classes} classes of {self.name}")
-            return (n_classes // config.n_tasks,) * config.n_tasks
-        if sum(config.task_classes) != n_classes:
-            raise UsageError(f"--task_classes sum to {sum(config.task_classes)}; {self.name} has {n_classes} classes")
-        return config.task_classes
 
     def stream_labels(self, config: Config, n_classes: int) -> np.ndarray:
         if config.class_order is None:
@@ -286,15 +293,9 @@ class ClassDataset(Dataset):
     def stream(self, config: Config, spec: StreamSpec) -> Stream:
         raw = self._read(config)
         label_of = self.stream_labels(config, spec.n_classes)
-        return TensorStream(
-            spec,
-            make_batch(*in_task_order(raw.train_images, label_of[raw.train_labels], spec, spec.train_sizes)),
-            make_batch(*in_task_order(raw.test_images, label_of[raw.test_labels], spec, spec.test_sizes)),
-            ranges(spec.train_sizes),
-            ranges(spec.test_sizes),
-            seed=config.seed,
-            batch_size=config.batch_size,
-        )
+        train = in_task_order(raw.train_images, label_of[raw.train_labels], spec, spec.train_sizes)
+        test = in_task_order(raw.test_images, label_of[raw.test_labels], spec, spec.test_sizes)
+        return self._stream(config, spec, train, test)
 
 
 class DomainDataset(Dataset):
@@ -315,25 +316,18 @@ class DomainDataset(Dataset):
         raise NotImplementedError
 
     def spec(self, config: Config) -> StreamSpec:
-        train, test = self._class_sizes(config)
-        return self._spec(config, len(train), np.full(config.n_tasks, train.sum()), np.full(config.n_tasks, test.sum()))
+        train, test = self._sizes(config, *self.class_sizes(config))
+        sizes = (np.full(self._n_tasks(config), part.sum()) for part in (train, test))
+        return self._spec(config, len(train), *sizes)
 
     def stream(self, config: Config, spec: StreamSpec) -> Stream:
         raw = self._read(config)
-        train, test = make_batch(raw.train_images, raw.train_labels), make_batch(raw.test_images, raw.test_labels)
-        for data, sizes in ((train, spec.train_sizes), (test, spec.test_sizes)):
-            if len(data) != sizes[0]:
-                raise UsageError(f"the files of {spec.name} hold {len(data)} images instead of {sizes[0]}")
-        return TensorStream(
-            spec,
-            train,
-            test,
-            ((0, len(train)),) * spec.n_tasks,
-            ((0, len(test)),) * spec.n_tasks,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            transforms=tuple(self.transform(task, config) for task in range(spec.n_tasks)),
-        )
+        train, test = (raw.train_images, raw.train_labels), (raw.test_images, raw.test_labels)
+        for (images, _), sizes in ((train, spec.train_sizes), (test, spec.test_sizes)):
+            if len(images) != sizes[0]:
+                raise UsageError(f"the files of {spec.name} hold {len(images)} images instead of {sizes[0]}")
+        transforms = tuple(self.transform(task, config) for task in range(spec.n_tasks))
+        return self._stream(config, spec, train, test, transforms=transforms)
 
 
 def class_indices(words: Sequence[str], names: Sequence[str], dataset: str) -> list[int]:
@@ -341,30 +335,22 @@ def class_indices(words: Sequence[str], names: Sequence[str], dataset: str) -> l
     by_name = {name: index for index, name in enumerate(names)}
     by_index = {str(index): index for index in range(len(names))}
     known = max(by_name, by_index, key=lambda index_of: sum(word in index_of for word in words))
-    for word in words:
-        if word not in known:
+    for problem, wrong in (
+        ("no class", [word for word in words if word not in known]),
+        ("there more than once", [word for word, count in Counter(words).items() if count > 1]),
+        ("missing", sorted(known.keys() - {*words})),
+    ):
+        if wrong:
             raise UsageError(
-                f"--class_order: {word[:80]!r} is no class of {dataset}; give all classes by name, or all by index "
-                f"(0 to {len(names) - 1})"
+                f"--class_order: {wrong[0][:80]!r} is {problem}; give all {len(names)} classes of {dataset} by name, "
+                "or all by index from 0"
             )
-    if repeated := [word for word, count in Counter(words).items() if count > 1]:
-        raise UsageError(f"--class_order has {repeated[0]!r} more than once")
-    if missing := known.keys() - {*words}:
-        raise UsageError(
-            f"--class_order has {len(words)} of the {len(names)} classes of {dataset}; {min(missing)!r} is missing"
-        )
     return [known[word] for word in words]
 
 
-def task_of_labels(classes_per_task: Sequence[int]) -> np.ndarray:
-    return np.arange(len(classes_per_task)).repeat(classes_per_task)
-
-
-def in_task_order(
-    images: np.ndarray, labels: np.ndarray, spec: StreamSpec, sizes: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray]:
+def in_task_order(images: np.ndarray, labels: np.ndarray, spec: StreamSpec, sizes: tuple[int, ...]) -> Split:
     """Return images and labels sorted by task, otherwise in their order, so that a task is one slice."""
-    tasks = task_of_labels([len(spec.classes_of(task)) for task in range(spec.n_tasks)])[labels]
+    tasks = np.arange(spec.n_tasks).repeat([len(spec.classes_of(task)) for task in range(spec.n_tasks)])[labels]
     counts = tuple(np.bincount(tasks, minlength=spec.n_tasks).tolist())
     if counts != sizes:
         raise UsageError(
@@ -374,8 +360,8 @@ def in_task_order(
     return images[order], labels[order]
 
 
-def held_out_count(size: int, share: float) -> int:
-    return round(int(size) * share)
+def held_out_count(size: int | np.ndarray, share: float) -> np.ndarray:
+    return np.rint(np.asarray(size) * share).astype(int)
 
 
 def with_validation(raw: RawData, share: float) -> RawData:

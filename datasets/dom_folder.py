@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from datasets.dataset import BASE_PATH, Config, held_out_count
 from datasets.image_files import ImageFiles, files_by_label, images_in
 from datasets.streamed_images import DOMAIN_STREAM_OPTIONS, SEEN, STORED, StreamedDomains
-from utils.config.options import Option, Rule, integer, number
+from utils.config.options import Option, Rule, integer, number, value_type
 from utils.config.registry import DATASETS
 from utils.data.augment import Flip, RandomResizedCrop
 from utils.data.random import generator
 from utils.data.stream import StreamSpec
 from utils.errors import UsageError
 
-PARTS = ("train", "test")
 
-
+@value_type("NAME,...")
 def domain_names(words: str) -> tuple[str, ...]:
     """Option type: different folder names separated by commas."""
     names = tuple(words.split(","))
@@ -33,8 +33,6 @@ def domain_names(words: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(f"must be different folders such as photo,sketch; got {words[:80]!r}")
     return names
 
-
-setattr(domain_names, "metavar", "NAME,...")  # noqa: B010 (functions have no declared attributes)
 
 OPTIONS = (
     BASE_PATH,
@@ -64,9 +62,6 @@ OPTIONS = (
 class DomFolder(StreamedDomains):
     name = "dom-folder"
 
-    def n_domains(self, config: Config) -> int:
-        return len(_domains(config))
-
     def spec(self, config: Config) -> StreamSpec:
         stored = round(config.image_size * STORED / SEEN)
         self.image_shape = (3, stored, stored)
@@ -74,11 +69,20 @@ class DomFolder(StreamedDomains):
         return super().spec(config)
 
     def files(self, config: Config) -> ImageFiles:
-        root, domains = Path(config.base_path), _domains(config)
-        classes = _classes(root / domains[0])
-        splits = [_split(root / name, classes, config.test_share) for name in domains]
-        train = files_by_label(root, [images for train, _ in splits for images in train])
-        test = files_by_label(root, [images for _, test in splits for images in test])
+        root = Path(config.base_path)
+        folders = _folders(root) if root.is_dir() else []
+        if not folders:
+            raise UsageError(f"no folders in {root}: point --base_path to a folder with <domain>/<class>/*")
+        for name in config.domains or ():
+            if name not in folders:
+                raise UsageError(f"--domains: {name[:80]!r} is no folder in {root} ({', '.join(folders)[:200]})")
+        domains = config.domains or folders
+        first = _parts(root / domains[0])[0]
+        classes = _folders(first)
+        if not classes:
+            raise UsageError(f"{first} has no class folders: put the images into <domain>/<class>/")
+        splits = [split for name in domains for split in _splits(root / name, classes, config.test_share)]
+        train, test = (files_by_label(root, images) for images in zip(*splits, strict=True))
         return ImageFiles(root, classes, train, test, labels_in_digest=True)
 
 
@@ -86,52 +90,30 @@ def _folders(path: Path) -> list[str]:
     return sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
-def _domains(config: Config) -> tuple[str, ...]:
-    root = Path(config.base_path)
-    if not root.is_dir():
-        raise UsageError(f"no folder {root}: point --base_path to a folder with <domain>/<class>/*")
-    folders = _folders(root)
-    for name in config.domains or ():
-        if name not in folders:
-            raise UsageError(f"--domains: {name[:80]!r} is no folder in {root} ({', '.join(folders)[:200]})")
-    if not folders:
-        raise UsageError(f"{root} has no folders: put the images into <domain>/<class>/")
-    return config.domains or tuple(folders)
+def _parts(domain: Path) -> list[Path]:
+    """Return the folders with the classes of a domain: `train` and `test` if it has only these, or itself."""
+    return [domain / "train", domain / "test"] if _folders(domain) == ["test", "train"] else [domain]
 
 
-def _is_split(domain: Path) -> bool:
-    return _folders(domain) == sorted(PARTS)
-
-
-def _classes(domain: Path) -> list[str]:
-    inside = domain / PARTS[0] if _is_split(domain) else domain
-    classes = _folders(inside)
-    if not classes:
-        raise UsageError(f"{inside} has no class folders: put the images into <domain>/<class>/")
-    return classes
-
-
-def _split(domain: Path, classes: list[str], share: float) -> tuple[list[list[Path]], list[list[Path]]]:
-    """Return the training and the test images of every class of a domain."""
-    for inside in [domain / part for part in PARTS] if _is_split(domain) else [domain]:
-        if differing := {*classes} ^ {*_folders(inside)}:
+def _splits(domain: Path, classes: list[str], share: float) -> Iterator[tuple[list[Path], list[Path]]]:
+    """Yield the training and the test images of every class of a domain."""
+    parts = _parts(domain)
+    for part in parts:
+        if differing := {*classes} ^ {*_folders(part)}:
             raise UsageError(
-                f"{inside} has other classes than the first domain: {', '.join(sorted(differing))[:200]}; all domains "
+                f"{part} has other classes than the first domain: {', '.join(sorted(differing))[:200]}; all domains "
                 "need the same"
             )
-    if _is_split(domain):
-        train, test = ([images_in(domain / part / name) for name in classes] for part in PARTS)
-        return train, test
-    train, test, draws = [], [], f"test_share/{os.fsencode(domain.name).hex()}"
     for label, name in enumerate(classes):
-        images = images_in(domain / name)
-        count = held_out_count(len(images), share)
+        images, *test = (images_in(part / name) for part in parts)
+        if test:
+            yield images, test[0]
+            continue
+        count = int(held_out_count(len(images), share))
         if not 0 < count < len(images):
             raise UsageError(
                 f"--test_share {share} of the {len(images)} images in {domain / name} leaves none to "
                 f"{'train on' if count else 'test on'}"
             )
-        chosen = {*generator(0, draws, label).permutation(len(images))[:count].tolist()}
-        test.append([image for index, image in enumerate(images) if index in chosen])
-        train.append([image for index, image in enumerate(images) if index not in chosen])
-    return train, test
+        order = generator(0, f"test_share/{os.fsencode(domain.name).hex()}", label).permutation(len(images))
+        yield [images[index] for index in sorted(order[count:])], [images[index] for index in sorted(order[:count])]

@@ -16,20 +16,19 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
-from datasets.dataset import ClassDataset, Config, Dataset, RawData
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, Config, Dataset, RawData
 from datasets.image_files import DECODING, ImageFiles, decode, read_file
 from utils.config.options import Option
 from utils.errors import UsageError
 from utils.files import remove_temporaries, write_atomically
 
-CACHE_OPTIONS = (
-    Option(
-        "cache_path",
-        str,
-        "folder for the cache of decoded images, or of their digest if they are streamed (default: --base_path)",
-        changes_numbers=False,
-    ),
+CACHE_PATH = Option(
+    "cache_path",
+    str,
+    "folder for the cache of decoded images, or of their digest if they are streamed (default: --base_path)",
+    changes_numbers=False,
 )
+CACHED_OPTIONS = (BASE_PATH, *SPLIT_OPTIONS, CACHE_PATH)
 Content = tuple[str, dict[str, np.ndarray]]  # digest of the image files, and the decoded images
 
 
@@ -38,7 +37,6 @@ class FromFiles(Dataset):
 
     holds_images = False  # whether the cache holds the decoded images, or only their digest
     resize = False  # whether images of another size are resized, or refused
-    _listed: ImageFiles | None = None
     _cache: ImageCache | None = None
 
     def files(self, config: Config) -> ImageFiles:
@@ -49,22 +47,17 @@ class FromFiles(Dataset):
         """
         raise NotImplementedError
 
-    def listed_files(self, config: Config) -> ImageFiles:
-        if self._listed is None:
-            try:
-                self._listed = self.files(config)
-            except OSError as error:
-                raise UsageError(f"cannot read the images: {error}; check --base_path") from error
-        return self._listed
-
     def cache(self, config: Config) -> ImageCache:
         if self._cache is None:
-            size = self.image_shape[1] if self.holds_images else None
-            files, folder = self.listed_files(config), Path(config.cache_path or config.base_path)
-            self._cache = ImageCache(
-                folder, self.name, files, size, resize=self.resize, quiet=config.non_verbose, read_only=config.dry_run
-            )
+            folder, size = Path(config.cache_path or config.base_path), self.image_shape[1] if self.holds_images else 0
+            try:
+                self._cache = ImageCache(folder, self.name, self.files(config), size, self.resize, config)
+            except OSError as error:
+                raise UsageError(f"cannot read the images: {error}; check --base_path") from error
         return self._cache
+
+    def listed_files(self, config: Config) -> ImageFiles:
+        return self.cache(config).files
 
     def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         return self.listed_files(config).sizes()
@@ -92,44 +85,29 @@ class CachedImages(FromFiles, ClassDataset):
 
 
 class ImageCache:
-    """The cache file of some image files: a digest of their contents and, given a size, the decoded images."""
+    """The cache file of some image files: a digest of their contents and, unless `size` is 0, the decoded images."""
 
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        files: ImageFiles,
-        size: int | None,
-        *,
-        resize: bool = False,
-        quiet: bool = False,
-        read_only: bool = False,
-    ):
-        self.files, self.size, self.resize, self.quiet, self.read_only = files, size, resize, quiet, read_only
-        try:
-            stat_digest = files.stat_digest()
-        except OSError as error:
-            raise UsageError(f"cannot read the images: {error}; check --base_path") from error
+    def __init__(self, folder: Path, name: str, files: ImageFiles, size: int, resize: bool, config: Config):
+        self.files, self.size, self.resize = files, size, resize
+        self.quiet, self.read_only = config.non_verbose, config.dry_run
         kind = f"{size}px" if size else "digest"
-        self.path = folder / f"{name}-{stat_digest}-{kind}-v{DECODING}.safetensors"
+        self.path = folder / f"{name}-{files.stat_digest()}-{kind}-v{DECODING}.safetensors"
         self.lock = folder / f"{name}.lock"
-        self._arrays: dict[str, np.ndarray] | None = None
+        self._arrays: dict[str, np.ndarray] = {}  # since they were decoded for the digest
 
     @cached_property
     def digest(self) -> str:
         """Digest of the names and contents of all image files."""
         content = load(self.path, header_only=True)
         if content is None and self.read_only:
-            return self._decode(None)[0]  # a dry run needs no pixels
-        if content is None:
-            content = self._load_or_decode()
-            self._arrays = content[1]
-        return content[0]
+            return self._decode(0)[0]  # a dry run needs no pixels
+        digest, self._arrays = content or self._load_or_decode()
+        return digest
 
     def pop_arrays(self) -> dict[str, np.ndarray]:
         """Return the images of both splits with mean and standard deviation; the cache keeps no reference to them."""
-        arrays, self._arrays = self._arrays, None
-        if arrays is None:
+        arrays, self._arrays = self._arrays, {}
+        if not arrays:
             digest, arrays = load(self.path) or self._load_or_decode()
             if digest != self.digest:
                 raise UsageError(f"the images in {self.files.root} changed while they were read; start again")
@@ -158,29 +136,29 @@ class ImageCache:
     def _write(self, digest: str, arrays: dict[str, np.ndarray]) -> None:
         from safetensors.numpy import save
 
-        metadata = {"content": digest, "header": seal(self.path, digest, {}), "seal": seal(self.path, digest, arrays)}
+        metadata = {"content": digest, "seal": seal(self.path, digest, arrays)}
         remove_temporaries(self.path)  # of killed processes: this one holds the lock
         write_atomically(self.path, lambda file: file.write(save(arrays, metadata=metadata)))
 
-    def _decode(self, size: int | None) -> Content:
-        """Read every file once, for its digest and, given a size, its pixels."""
+    def _decode(self, size: int) -> Content:
+        """Read every file once, for its digest and, unless `size` is 0, its pixels."""
         from tqdm import tqdm
 
         digest, arrays = hashlib.sha256(), {}
         total = len(self.files.train.names) + len(self.files.test.names)
         with tqdm(total=total, desc="reading images", unit="img", disable=True if self.quiet else None) as bar:
             for part, files in (("train", self.files.train), ("test", self.files.test)):
-                images = np.empty((len(files.names) if size else 0, 3, size or 0, size or 0), dtype=np.uint8)
+                images = np.empty((len(files.names), 3, size, size), dtype=np.uint8)
                 for index, (key, path) in enumerate(self.files.digest_keys(part)):
                     content = read_file(path)
                     digest.update(key + f" {hashlib.sha256(content).hexdigest()}\n".encode())
                     if size:
-                        images[index] = decode(path, size, resize=self.resize, content=content)
+                        images[index] = decode(path, content, size, resize=self.resize)
                     bar.update()
-                if size:
-                    arrays[f"{part}_images"] = images
-        if size:
-            arrays["mean"], arrays["std"] = channel_statistics(arrays["train_images"])
+                arrays[f"{part}_images"] = images
+        if not size:
+            return digest.hexdigest()[:16], {}
+        arrays["mean"], arrays["std"] = channel_statistics(arrays["train_images"])
         return digest.hexdigest()[:16], arrays
 
 
@@ -197,14 +175,13 @@ def load(path: Path, *, header_only: bool = False) -> Content | None:
     """Return the content of a cache file, without arrays if `header_only`; None if it is missing or damaged."""
     from safetensors import safe_open
 
-    if not path.is_file():
-        return None
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata()
-            names = [] if header_only else file.keys()
-            content = metadata["content"], {name: file.get_tensor(name) for name in names}
-            return content if seal(path, *content) == metadata["header" if header_only else "seal"] else None
+            if header_only:
+                return metadata["content"], {}
+            content = metadata["content"], {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return content if seal(path, *content) == metadata["seal"] else None
     except Exception:  # a damaged file can raise almost anything
         return None
 

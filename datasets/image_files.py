@@ -8,15 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from utils.data.file_stream import Files
 from utils.errors import UsageError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 # Bump when the same files give other pixels, so that older caches and records are not used for them.
@@ -107,37 +103,6 @@ def check_counts(files: ImageFiles, train: int, test: int) -> None:
                 raise UsageError(f"{files.root} has {size} {part} images of {name} instead of {expected}")
 
 
-def decode(path: Path, size: int, *, resize: bool, content: bytes | None = None) -> np.ndarray:
-    """Return an image as uint8 (3, size, size).
-
-    EXIF rotation is applied, and transparent parts become black.
-
-    Args:
-        path: The image file.
-        size: Width and height to return.
-        resize: If set, the shorter side is resized to `size`, and the middle of the longer one is kept. Otherwise,
-            images of another size are refused.
-        content: The file's content, if it has been read.
-    """
-    from PIL import Image, ImageOps
-
-    content = read_file(path) if content is None else content
-    try:
-        with Image.open(BytesIO(content)) as file:
-            if file.mode[0] in "IF":
-                raise UsageError(f"cannot read the image {path}: not 8 bits per channel; convert it to 8 bit")
-            image = _on_black(ImageOps.exif_transpose(file))
-            if resize:
-                image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
-    except UsageError:
-        raise
-    except Exception as error:  # a damaged file can raise almost anything
-        raise UsageError(f"cannot read the image {path}: {error}; repair or remove it") from error
-    if image.size != (size, size):
-        raise UsageError(f"{path} is an image of {image.width}x{image.height} pixels instead of {size}x{size}")
-    return np.asarray(image).transpose(2, 0, 1)
-
-
 def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -145,10 +110,31 @@ def read_file(path: Path) -> bytes:
         raise UsageError(f"cannot read the image {path}: {error.strerror}") from error
 
 
-def _on_black(image: Image) -> Image:
-    from PIL import Image
+def decode(path: Path, content: bytes, size: int, *, resize: bool) -> np.ndarray:
+    """Return an image as uint8 (3, size, size). EXIF rotation is applied, and transparent parts become black.
 
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
-    return image.convert("RGB")
+    Args:
+        path: The image file, for messages.
+        content: What the file holds.
+        size: Width and height to return.
+        resize: If set, the shorter side is resized to `size`, and the middle of the longer one is kept. Otherwise,
+            images of another size are refused.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(BytesIO(content)) as file:
+            if file.mode[0] in "IF":
+                raise ValueError("it does not have 8 bits per channel")
+            image = ImageOps.exif_transpose(file)
+            if image.has_transparency_data:
+                image = image.convert("RGBA")
+                image = Image.alpha_composite(Image.new("RGBA", image.size, "black"), image)
+            image = image.convert("RGB")
+            if resize:
+                image = ImageOps.fit(image, (size, size), Image.Resampling.BILINEAR)
+            if image.size != (size, size):
+                raise ValueError(f"it has {image.width}x{image.height} pixels instead of {size}x{size}")
+            return np.asarray(image).transpose(2, 0, 1)
+    except Exception as error:  # a damaged file can raise almost anything
+        raise UsageError(f"cannot read the image {path}: {error}; repair or remove it") from error

@@ -1,7 +1,7 @@
 """`seq-cifar10`: Split CIFAR-10, 5 tasks of 2 classes, buffers of 500 or 2,000 images (Tables 2 and 3)."""
 
 from datasets.cifar import LAMBDA_OF_DERPP, Cifar
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS
+from datasets.image_cache import CACHED_OPTIONS
 from utils.config.options import ByFidelity, Rule
 from utils.config.registry import DATASETS
 
@@ -11,7 +11,7 @@ DERPP = ("derpp", "derpp_lider")
 @DATASETS.register(
     "seq-cifar10",
     help="Split CIFAR-10, 5 x 2 classes",
-    options=(BASE_PATH, *SPLIT_OPTIONS),
+    options=CACHED_OPTIONS,
     rules=(
         Rule({"n_tasks": 5, "buffer_size": 500, "lr": 0.03}),
         Rule({"lr": ByFidelity(official=0.1, paper=0.03)}, when={"model": ("sgd", "joint")}),

@@ -1,7 +1,7 @@
 """`seq-cifar100`: Split CIFAR-100, 20 tasks of 5 classes as in the text; the released code has `--n_tasks 10`."""
 
 from datasets.cifar import LAMBDA_OF_DERPP, Cifar
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS
+from datasets.image_cache import CACHED_OPTIONS
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
 
@@ -9,7 +9,7 @@ from utils.config.registry import DATASETS
 @DATASETS.register(
     "seq-cifar100",
     help="Split CIFAR-100, 20 x 5 classes",
-    options=(BASE_PATH, *SPLIT_OPTIONS),
+    options=CACHED_OPTIONS,
     rules=(
         Rule({"n_tasks": 20, "buffer_size": 2000, "lr": 0.03}),
         Rule({"alpha": 0.1, "beta": 0.5}, when={"model": ("derpp", "derpp_lider")}),

@@ -43,9 +43,6 @@ class SeqDomainNet(StreamedDomains):
     name = "seq-domainnet"
     n_classes = 345
 
-    def n_domains(self, config: Config) -> int:
-        return len(DOMAINS)
-
     def sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         if not self.given_fingerprint:
             return super().sizes(config)

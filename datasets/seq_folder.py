@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, Config
-from datasets.image_cache import CACHE_OPTIONS, CachedImages
+from datasets.dataset import Config
+from datasets.image_cache import CACHED_OPTIONS, CachedImages
 from datasets.image_files import ImageFiles, list_images
 from utils.config.options import Option, Rule, integer
 from utils.config.registry import DATASETS
@@ -21,12 +21,10 @@ from utils.data.augment import Crop, Flip
 from utils.data.stream import Stream, StreamSpec
 
 OPTIONS = (
-    BASE_PATH,
-    *SPLIT_OPTIONS,
+    *CACHED_OPTIONS,
     Option("image_size", integer(1, 4096), "width and height in pixels to which images are resized", default=32),
     Option("train_per_class", integer(1), "use only the first N training images of each class, by file name"),
     Option("test_per_class", integer(1), "use only the first N test images of each class, by file name"),
-    *CACHE_OPTIONS,
 )
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, Config, class_list
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, Config, class_list
 from datasets.image_files import ImageFiles, files_by_label, images_in
-from datasets.streamed_images import STREAM_OPTIONS, StreamedClasses
+from datasets.streamed_images import STREAM_OPTIONS, StreamedImages
 from utils.config.options import Option, Rule, SameAs
 from utils.config.registry import DATASETS
 from utils.errors import DataMissing, UsageError
@@ -45,7 +45,7 @@ OPTIONS = (
         Rule({"alpha": 0.3, "beta": 0.8}, when={"model": ("derpp", "derpp_lider")}),
     ),
 )
-class SeqImageNetSub(StreamedClasses):
+class SeqImageNetSub(StreamedImages, ClassDataset):
     name = "seq-imagenet-sub"
 
     def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, Config, RawData
-from datasets.image_cache import CACHE_OPTIONS, CachedImages
+from datasets.dataset import Config, RawData
+from datasets.image_cache import CACHED_OPTIONS, CachedImages
 from datasets.image_files import ImageFiles, check_counts, list_images
 from datasets.numpy_pickle import load_numpy_pickle
 from utils.config.options import ByFidelity, Rule
@@ -37,7 +37,7 @@ TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
 @DATASETS.register(
     "seq-miniimg",
     help="Split Mini-ImageNet, 20 x 5 classes, from the user's files",
-    options=(BASE_PATH, *SPLIT_OPTIONS, *CACHE_OPTIONS),
+    options=CACHED_OPTIONS,
     rules=(
         Rule({"n_tasks": 20, "buffer_size": 2000, "lr": 0.1, "lambd": 1e-3}),
         Rule({"lambd": 1e-5}, when={"penalty_norm": "sum"}),

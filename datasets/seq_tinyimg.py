@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, Config
-from datasets.image_cache import CACHE_OPTIONS, CachedImages
+from datasets.dataset import Config
+from datasets.image_cache import CACHED_OPTIONS, CachedImages
 from datasets.image_files import ImageFiles, check_counts, files_by_label, images_in
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
@@ -28,7 +28,7 @@ TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 50
 @DATASETS.register(
     "seq-tinyimg",
     help="Split Tiny-ImageNet, 10 x 20 classes, from the user's files",
-    options=(BASE_PATH, *SPLIT_OPTIONS, *CACHE_OPTIONS),
+    options=CACHED_OPTIONS,
     rules=(
         Rule({"n_tasks": 10, "buffer_size": 2000, "lr": 0.03}),
         Rule({"alpha": 0.1, "beta": 0.5}, when={"model": ("derpp", "derpp_lider")}),

@@ -10,22 +10,23 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from datasets.dataset import VALIDATION, ClassDataset, Config, RawData, in_task_order
-from datasets.image_cache import CACHE_OPTIONS, FromFiles
-from datasets.image_files import ImageFiles, decode
+from datasets.dataset import VALIDATION, Config, RawData, Split
+from datasets.image_cache import CACHE_PATH, FromFiles
+from datasets.image_files import ImageFiles, decode, read_file
 from utils.config.options import Option, integer
 from utils.data.augment import Flip, RandomResizedCrop
 from utils.data.file_stream import Files, FileStream
-from utils.data.stream import Part, StreamSpec, ranges
+from utils.data.stream import Part, Stream, StreamSpec, ranges
 
 STORED, SEEN = 256, 224
 MOST_WORKERS = 4  # by default
 
 STREAM_OPTIONS = (
-    *CACHE_OPTIONS,
+    CACHE_PATH,
     Option(
         "num_workers",
         integer(0, 1024),
@@ -51,11 +52,11 @@ class StreamedImages(FromFiles):
     def _spec(self, config: Config, n_classes: int, train_sizes: np.ndarray, test_sizes: np.ndarray) -> StreamSpec:
         return replace(super()._spec(config, n_classes, train_sizes, test_sizes), shared_images=False, streamed=True)
 
-    def _file_stream(self, config: Config, spec: StreamSpec, train: Files, test: Files) -> FileStream:
+    def _stream(self, config: Config, spec: StreamSpec, train: Split, test: Split, **fields: Any) -> Stream:
         return FileStream(
             spec,
-            train,
-            test,
+            Files(*train),
+            Files(*test),
             ranges(spec.train_sizes),
             ranges(spec.test_sizes),
             seed=config.seed,
@@ -66,45 +67,31 @@ class StreamedImages(FromFiles):
 
 
 def _decode_by_name(files: ImageFiles, size: int, name: bytes) -> np.ndarray:
-    return decode(files.path(name), size, resize=True)
-
-
-class StreamedClasses(StreamedImages, ClassDataset):
-    """Streamed images of which every task has its own classes."""
-
-    def stream(self, config: Config, spec: StreamSpec) -> FileStream:
-        raw = self._read(config)
-        label_of = self.stream_labels(config, spec.n_classes)
-        train = Files(*in_task_order(raw.train_images, label_of[raw.train_labels], spec, spec.train_sizes))
-        test = Files(*in_task_order(raw.test_images, label_of[raw.test_labels], spec, spec.test_sizes))
-        return self._file_stream(config, spec, train, test)
+    path = files.path(name)
+    return decode(path, read_file(path), size, resize=True)
 
 
 class StreamedDomains(StreamedImages):
-    """Streamed images of which every task has its own, of all classes.
+    """Streamed images of which every task, a domain, has its own, of all classes.
 
     Files are listed domain by domain, with the label domain * classes + class.
     """
 
     setting = "domain"
 
-    def n_domains(self, config: Config) -> int:
-        """Return the number of domains, each of which is a task."""
-        raise NotImplementedError
-
     def sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of training and of test images, each as an array (domains, classes)."""
         files = self.listed_files(config)
-        shape = self.n_domains(config), len(files.classes)
-        train, test = files.sizes(shape[0] * shape[1])
-        return train.reshape(shape), test.reshape(shape)
+        n_classes = len(files.classes)
+        n_domains = int(files.train.labels.max()) // n_classes + 1
+        train, test = files.sizes(n_domains * n_classes)
+        return train.reshape(-1, n_classes), test.reshape(-1, n_classes)
 
     def spec(self, config: Config) -> StreamSpec:
-        train, test = self._sizes_with_validation(config, *self.sizes(config), "domain")
+        train, test = self._sizes(config, *self.sizes(config))
         return self._spec(config, train.shape[1], train.sum(1), test.sum(1))
 
-    def stream(self, config: Config, spec: StreamSpec) -> FileStream:
+    def stream(self, config: Config, spec: StreamSpec) -> Stream:
         raw = self._read(config)  # with --validation, it holds out a share of every class of every domain
-        train = Files(raw.train_images, raw.train_labels % spec.n_classes)
-        test = Files(raw.test_images, raw.test_labels % spec.n_classes)
-        return self._file_stream(config, spec, train, test)
+        train, test = (raw.train_images, raw.train_labels), (raw.test_images, raw.test_labels)
+        return self._stream(config, spec, *((names, labels % spec.n_classes) for names, labels in (train, test)))

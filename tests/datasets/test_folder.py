@@ -91,8 +91,9 @@ def test_exif_rotation_is_applied(tmp_path, suffix, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     seen.save(tmp_path / f"x.{suffix}", exif=exif, quality=100)
-    found = decode(tmp_path / f"x.{suffix}", 16, resize=True)
-    assert abs(found[0].astype(int) - np.asarray(upright)[:, 4:20]).max() <= 2
+    path = tmp_path / f"x.{suffix}"
+    image = decode(path, path.read_bytes(), 16, resize=True)
+    assert abs(image[0].astype(int) - np.asarray(upright)[:, 4:20]).max() <= 2
 
 
 def test_jpeg_is_read_with_any_spelling_of_its_suffix_and_other_files_are_left_alone(tmp_path):

@@ -223,12 +223,12 @@ def test_content_of_the_file_is_the_identity(tmp_path):
     ("lines", "told"),
     [
         (ORDER[:-1], "'7' is missing"),
-        ([*ORDER, 3], "'3' more than once"),
+        ([*ORDER, 3], "'3' is there more than once"),
         ([*ORDER, 10], "'10'"),
         ([*ORDER[:-1], "seven"], "'seven'"),
         ([*ORDER[:-1], "-7"], "'-7'"),
         ([*ORDER[:-1], "7,8"], "comma"),
-        ([], "0 of the 10 classes"),
+        ([], "'0' is missing"),
     ],
 )
 def test_file_that_is_no_order_is_refused(tmp_path, lines, told):

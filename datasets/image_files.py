@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from utils.data.file_stream import Files
-from utils.errors import UsageError
+from utils.errors import DataMissing, UsageError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 # Bump when the same files give other pixels, so that older caches and records are not used for them.
@@ -78,6 +78,14 @@ def list_images(root: Path, train_limit: int | None = None, test_limit: int | No
         for part, limit in (("train", train_limit), ("test", test_limit))
     )
     return ImageFiles(root, classes, train, test)
+
+
+def find_root(base_path: Path, folder: str, needed: Sequence[str], layout: str) -> Path:
+    """Return the folder of this name in `base_path`, or `base_path`, whichever has what is needed."""
+    for root in (base_path / folder, base_path):
+        if all((root / name).exists() for name in needed):
+            return root
+    raise DataMissing(f"no {folder} in {base_path}: point --base_path to the folder that holds {folder}/ with {layout}")
 
 
 def images_in(folder: Path, limit: int | None = None) -> list[Path]:

@@ -50,10 +50,11 @@ class Mnist(Dataset):
 
     def read(self, config: Config) -> RawData:
         files = _files(Path(config.base_path)) or self._download(Path(config.base_path))
-        arrays = []
-        for images, labels, count in zip(files[::2], files[1::2], (TRAIN_SIZES.sum(), TEST_SIZES.sum()), strict=True):
-            arrays += [read_idx(images, (int(count), SIDE, SIDE))[:, None], _labels(labels, int(count))]
-        return check_content(RawData(*arrays), CONTENT, "MNIST", files[0].parent)
+        n_train, n_test = int(TRAIN_SIZES.sum()), int(TEST_SIZES.sum())
+        shapes = ((n_train, SIDE, SIDE), (n_train,), (n_test, SIDE, SIDE), (n_test,))
+        train, train_labels, test, test_labels = map(read_idx, files, shapes)
+        raw = RawData(train[:, None], train_labels.astype(np.int64), test[:, None], test_labels.astype(np.int64))
+        return check_content(raw, CONTENT, "MNIST", files[0].parent)
 
     def _download(self, base_path: Path) -> list[Path]:
         torchvision = import_or_usage_error("torchvision", f"--dataset {self.name}")
@@ -89,28 +90,12 @@ def _plain_or_gzipped(path: Path) -> Path | None:
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """Return the bytes of an idx file, gzipped or not. It must have this shape; nothing beyond it is read."""
     header = bytes([0, 0, UINT8, len(shape)]) + np.array(shape, ">u4").tobytes()
-    size = math.prod(shape)
+    size = len(header) + math.prod(shape)
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            start, content = file.read(len(header)), file.read(size + 1)
+            content = file.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"cannot read {path}: {first_line(error)}; download it again") from error
-    if start[:4] != header[:4]:
-        raise UsageError(
-            f"{path} is no idx file of bytes in {len(shape)} dimensions: it starts with {start[:4].hex() or 'nothing'} "
-            f"instead of {header[:4].hex()}"
-        )
-    if start != header:
-        claimed = np.frombuffer(start[4:], ">u4").tolist() if len(start) == len(header) else "half a shape"
-        raise UsageError(f"{path} is of shape {claimed} instead of {[*shape]}")
-    if len(content) != size:
-        problem = "is truncated" if len(content) < size else "is too long"
-        raise UsageError(f"{path} {problem} ({size} bytes expected); download it again")
-    return np.frombuffer(content, np.uint8).reshape(shape)
-
-
-def _labels(path: Path, count: int) -> np.ndarray:
-    labels = read_idx(path, (count,)).astype(np.int64)
-    if labels.max() >= Mnist.n_classes:
-        raise UsageError(f"{path} has the label {labels.max()}, but digits are 0 to 9; download it again")
-    return labels
+    if len(content) != size or not content.startswith(header):
+        raise UsageError(f"{path} is no idx file of bytes of the shape {shape}, or not whole; download it again")
+    return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from datasets.dataset import BASE_PATH, Config
-from datasets.image_files import ImageFiles
+from datasets.image_files import ImageFiles, find_root
 from datasets.streamed_images import DOMAIN_STREAM_OPTIONS, StreamedDomains
 from utils.config.options import Rule, SameAs
 from utils.config.registry import DATASETS
 from utils.data.file_stream import Files
-from utils.errors import DataMissing, UsageError
+from utils.errors import UsageError
 
 FOLDER = "DomainNet"
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
@@ -51,28 +51,18 @@ class SeqDomainNet(StreamedDomains):
         return train, test
 
     def files(self, config: Config) -> ImageFiles:
-        root = _root(Path(config.base_path))
+        layout = "the lists <domain>_train.txt and <domain>_test.txt, and the images that they name"
+        root = find_root(Path(config.base_path), FOLDER, [f"{DOMAINS[0]}_train.txt"], layout)
         train, test = (self._files(root, part) for part in ("train", "test"))
         return ImageFiles(root, class_names(train, self.n_classes), train, test, labels_in_digest=True)
 
     def _files(self, root: Path, part: str) -> Files:
-        names, numbers = [], []
-        for domain, name in enumerate(DOMAINS):
-            rows = read_list(root / f"{name}_{part}.txt", self.n_classes)
-            names += [path for path, _ in rows]
-            numbers += [domain * self.n_classes + label for _, label in rows]
-        return Files(np.array(names), np.array(numbers, dtype=np.int64))
-
-
-def _root(base_path: Path) -> Path:
-    first = f"{DOMAINS[0]}_train.txt"
-    for root in (base_path / FOLDER, base_path):
-        if (root / first).is_file():
-            return root
-    raise DataMissing(
-        f"no DomainNet in {base_path}: point --base_path to the folder that holds {FOLDER}/ with the lists "
-        f"<domain>_train.txt and <domain>_test.txt ({first}, ...) and the images that they name"
-    )
+        names, labels = [], []
+        for domain, domain_name in enumerate(DOMAINS):
+            for name, label in read_list(root / f"{domain_name}_{part}.txt", self.n_classes):
+                names.append(name)
+                labels.append(domain * self.n_classes + label)
+        return Files(np.array(names), np.array(labels, dtype=np.int64))
 
 
 def read_list(path: Path, n_classes: int) -> list[tuple[bytes, int]]:

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, Config, class_list
-from datasets.image_files import ImageFiles, files_by_label, images_in
+from datasets.image_files import ImageFiles, files_by_label, find_root, images_in
 from datasets.streamed_images import STREAM_OPTIONS, StreamedImages
 from utils.config.options import Option, Rule, SameAs
 from utils.config.registry import DATASETS
-from utils.errors import DataMissing, UsageError
+from utils.errors import UsageError
 
 FOLDER = "ImageNet"
 ALL_CLASSES, N_CLASSES, SHUFFLE_SEED = 1000, 100, 1993
@@ -55,20 +55,11 @@ class SeqImageNetSub(StreamedImages, ClassDataset):
         return super().class_sizes(config)
 
     def files(self, config: Config) -> ImageFiles:
-        root = _root(Path(config.base_path))
+        layout = "train/<synset>/*.JPEG and val/<synset>/*.JPEG"
+        root = find_root(Path(config.base_path), FOLDER, ["train", "val"], layout)
         classes = _listed_classes(root, config.class_list) if config.class_list else draw_classes(root)
         train, test = ([images_in(root / part / name) for name in classes] for part in ("train", "val"))
         return ImageFiles(root, classes, files_by_label(root, train), files_by_label(root, test), labels_in_digest=True)
-
-
-def _root(base_path: Path) -> Path:
-    for root in (base_path / FOLDER, base_path):
-        if all((root / part).is_dir() for part in ("train", "val")):
-            return root
-    raise DataMissing(
-        f"no ImageNet in {base_path}: point --base_path to the folder that holds {FOLDER}/ with train/<synset>/*.JPEG "
-        "and val/<synset>/*.JPEG"
-    )
 
 
 def draw_classes(root: Path) -> list[str]:

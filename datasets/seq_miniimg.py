@@ -75,13 +75,32 @@ class SeqMiniImageNet(CachedImages):
         return digest.hexdigest()[:16]
 
     def read(self, config: Config) -> RawData:
-        folder = Path(config.base_path)
-        files = _files(folder)
+        files = _files(Path(config.base_path))
         if files is None:
             return super().read(config)
-        raw = read_arrays(folder) if files[0].name in ARRAYS else read_pickles(folder)
-        self._check(raw, folder)
-        return raw
+        raw = read_arrays(files) if files[0].name in ARRAYS else read_pickles(files)
+        for part, images, labels, per_class in (
+            ("train", raw.train_images, raw.train_labels, TRAIN_PER_CLASS),
+            ("test", raw.test_images, raw.test_labels, TEST_PER_CLASS),
+        ):
+            expected = np.arange(self.n_classes).repeat(per_class)
+            shape = (len(expected), *self.image_shape[1:], 3)
+            if images.shape != shape or images.dtype != np.uint8:
+                raise UsageError(
+                    f"{config.base_path}: the {part} images are {images.dtype} of shape {images.shape}; Mini-ImageNet "
+                    f"has uint8 of shape {shape}"
+                )
+            if labels.shape != expected.shape or labels.dtype.kind not in "iu" or (np.sort(labels) != expected).any():
+                raise UsageError(
+                    f"{config.base_path}: the {part} labels are not whole numbers, {per_class} of each class from 0 to "
+                    f"{self.n_classes - 1}"
+                )
+        return RawData(
+            raw.train_images.transpose(0, 3, 1, 2),
+            raw.train_labels.astype(np.int64),
+            raw.test_images.transpose(0, 3, 1, 2),
+            raw.test_labels.astype(np.int64),
+        )
 
     def source(self, config: Config) -> str:
         return super().source(config) if _files(Path(config.base_path)) is None else config.base_path
@@ -97,24 +116,6 @@ class SeqMiniImageNet(CachedImages):
             raise UsageError(f"{files.root / 'train'} has {len(files.classes)} classes instead of {self.n_classes}")
         check_counts(files, TRAIN_PER_CLASS, TEST_PER_CLASS)
         return files
-
-    def _check(self, raw: RawData, folder: Path) -> None:
-        for part, images, labels, per_class in (
-            ("train", raw.train_images, raw.train_labels, TRAIN_PER_CLASS),
-            ("test", raw.test_images, raw.test_labels, TEST_PER_CLASS),
-        ):
-            shape = (self.n_classes * per_class, *self.image_shape)
-            if images.shape != shape or images.dtype != np.uint8:
-                raise UsageError(
-                    f"{folder}: the {part} images are {images.dtype} of shape {images.shape} (as NCHW), "
-                    f"Mini-ImageNet has uint8 of {shape}"
-                )
-            in_range = (labels >= 0) & (labels < self.n_classes)
-            counts = np.bincount(labels[in_range], minlength=self.n_classes)
-            if labels.shape != shape[:1] or (counts != per_class).any():
-                raise UsageError(
-                    f"{folder}: the {part} labels are not {per_class} of each class 0..{self.n_classes - 1}"
-                )
 
 
 def _files(folder: Path) -> list[Path] | None:
@@ -132,66 +133,49 @@ def _files(folder: Path) -> list[Path] | None:
 
 def _digest_of(path: Path) -> str:
     try:
-        stat = path.stat()
-        return _read_digest(path, stat.st_size, stat.st_mtime_ns)
+        return _read_digest(path, path.stat().st_mtime_ns)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
 
 
 @cache
-def _read_digest(path: Path, size: int, changed: int) -> str:
+def _read_digest(path: Path, _changed: int) -> str:
     """Read the file once in a process: a sweep asks for the digest for every run."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_arrays(folder: Path) -> RawData:
-    train_x, train_y, test_x, test_y = (_load_array(folder / name) for name in ARRAYS)
-    return RawData(_nchw(train_x), _labels(train_y), _nchw(test_x), _labels(test_y))
+def read_arrays(files: list[Path]) -> RawData:
+    arrays = []
+    for path in files:
+        try:
+            array = np.load(path, allow_pickle=False)
+        except Exception as error:  # a damaged header can raise almost anything
+            raise UsageError(f"{path} is not a readable npy file: {error}") from error
+        if not isinstance(array, np.ndarray):
+            raise UsageError(f"{path} holds an archive instead of one array")
+        arrays.append(array)
+    return RawData(*arrays)
 
 
-def _load_array(path: Path) -> np.ndarray:
-    try:
-        array = np.load(path, allow_pickle=False)
-    except Exception as error:  # a damaged header can raise almost anything
-        raise UsageError(f"{path} is not a readable npy file: {error}") from error
-    if not isinstance(array, np.ndarray):
-        raise UsageError(f"{path} holds an archive instead of one array")
-    return array
-
-
-def read_pickles(folder: Path) -> RawData:
+def read_pickles(files: list[Path]) -> RawData:
     """Return the classes of all three files, labelled by sorted synset."""
     images_of: dict[str, np.ndarray] = {}
-    for name in PICKLES:
-        content = load_numpy_pickle(folder / name)
+    for path in files:
+        content = load_numpy_pickle(path)
         try:
             images = np.asarray(content["image_data"])
-            for synset, members in content["class_dict"].items():
-                images_of[str(synset)] = images[np.asarray(members)]
+            images_of |= {str(synset): images[np.asarray(rows)] for synset, rows in content["class_dict"].items()}
         except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise UsageError(f"{folder / name} does not hold image_data and class_dict: {error!r}") from error
-    if any(len(images) < TRAIN_PER_CLASS + TEST_PER_CLASS for images in images_of.values()):
-        raise UsageError(f"{folder}: a class has fewer than {TRAIN_PER_CLASS + TEST_PER_CLASS} images")
-    shapes = {images.shape[1:] for images in images_of.values()}
-    if len(shapes) != 1:
-        raise UsageError(f"{folder}: the classes have images of different shapes, {sorted(shapes)}")
+            raise UsageError(f"{path} does not hold image_data and class_dict: {error!r}") from error
     ordered = [images_of[synset] for synset in sorted(images_of)]
+    if any(len(images) < TRAIN_PER_CLASS + TEST_PER_CLASS for images in ordered):
+        raise UsageError(f"{files[0].parent}: a class has fewer than {TRAIN_PER_CLASS + TEST_PER_CLASS} images")
+    if len(shapes := {images.shape[1:] for images in ordered}) != 1:
+        raise UsageError(f"{files[0].parent}: the classes have images of different shapes, {sorted(shapes)}")
     return RawData(
-        _nchw(np.concatenate([images[:TRAIN_PER_CLASS] for images in ordered])),
+        np.concatenate([images[:TRAIN_PER_CLASS] for images in ordered]),
         np.arange(len(ordered)).repeat(TRAIN_PER_CLASS),
-        _nchw(np.concatenate([images[-TEST_PER_CLASS:] for images in ordered])),
+        np.concatenate([images[-TEST_PER_CLASS:] for images in ordered]),
         np.arange(len(ordered)).repeat(TEST_PER_CLASS),
     )
-
-
-def _nchw(images: np.ndarray) -> np.ndarray:
-    if images.ndim != 4:
-        raise UsageError(f"Mini-ImageNet images must be an array of 4 dimensions (NHWC), got shape {images.shape}")
-    return images.transpose(0, 3, 1, 2)
-
-
-def _labels(labels: np.ndarray) -> np.ndarray:
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or (len(labels) and labels.min() < 0):
-        raise UsageError("Mini-ImageNet labels must be one row of whole numbers from 0")
-    return labels.astype(np.int64)

@@ -14,7 +14,7 @@ import numpy as np
 
 from datasets.dataset import Config
 from datasets.image_cache import CACHED_OPTIONS, CachedImages
-from datasets.image_files import ImageFiles, check_counts, files_by_label, images_in
+from datasets.image_files import ImageFiles, check_counts, files_by_label, find_root, images_in
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop, Flip
@@ -46,7 +46,8 @@ class SeqTinyImageNet(CachedImages):
         return np.full(self.n_classes, TRAIN_PER_CLASS), np.full(self.n_classes, TEST_PER_CLASS)
 
     def files(self, config: Config) -> ImageFiles:
-        root = _root(Path(config.base_path))
+        layout = f"{CLASSES}, train/<class>/images/*, val/images/* and {ANNOTATIONS}"
+        root = find_root(Path(config.base_path), FOLDER, [CLASSES], layout)
         classes = _lines(root / CLASSES)
         if len(classes) != self.n_classes or len(set(classes)) != self.n_classes:
             raise UsageError(f"{root / CLASSES} has {len(set(classes))} different classes instead of {self.n_classes}")
@@ -55,16 +56,6 @@ class SeqTinyImageNet(CachedImages):
         files = ImageFiles(root, classes, files_by_label(root, train), files_by_label(root, test))
         check_counts(files, TRAIN_PER_CLASS, TEST_PER_CLASS)
         return files
-
-
-def _root(base_path: Path) -> Path:
-    for root in (base_path / FOLDER, base_path):
-        if (root / CLASSES).is_file():
-            return root
-    raise DataMissing(
-        f"no Tiny-ImageNet in {base_path}: point --base_path to the folder that holds {FOLDER}/ with {CLASSES}, "
-        f"train/<class>/images/*, val/images/* and {ANNOTATIONS}"
-    )
 
 
 def _lines(path: Path) -> list[str]:

@@ -12,12 +12,12 @@ import torchvision
 
 from datasets import mnist
 from datasets.dataset import RawData, by_content, content_digest
-from datasets.mnist import FILES, read_idx
+from datasets.mnist import FILES
 from datasets.perm_mnist import PermMnist
 from datasets.rot_mnist import RotMnist
 from datasets.seq_mnist import SeqMnist
 from utils.config.resolve import resolve
-from utils.errors import DataMissing, UsageError
+from utils.errors import DataMissing
 
 DATASETS = {"perm-mnist": PermMnist, "rot-mnist": RotMnist, "seq-mnist": SeqMnist}
 TRAIN_SIZES, TEST_SIZES = np.arange(3, 13), np.arange(12, 2, -1)
@@ -138,20 +138,7 @@ def test_failed_download_says_what_to_put_where_and_leaves_nothing(tmp_path, raw
     assert list(tmp_path.iterdir()) == []
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
-
-
 N_TRAIN, N_TEST = int(TRAIN_SIZES.sum()), int(TEST_SIZES.sum())
-
-
-def test_no_more_is_read_than_the_shape_takes(tmp_path):
-    bomb = tmp_path / "bomb.gz"
-    with gzip.open(bomb, "wb", compresslevel=1) as file:
-        file.write(idx(np.zeros(4, np.uint8)))
-        for _ in range(64):
-            file.write(bytes(2**20))
-    with pytest.raises(UsageError, match="too long"):
-        read_idx(bomb, (4,))
 
 
 # --- the data sets ------------------------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
 """Damaged, missing and unfit files: each is refused in one line that names it, whatever the data set."""
 
-import gzip
 import os
 import pickle
 import shutil
-import struct
 
 import numpy as np
 import pytest
@@ -93,23 +91,20 @@ def remove(*names):
     return damage
 
 
-def write(name, content):
-    def damage(root):
-        (root / name).write_bytes(content)
-
-    return damage
-
-
 def change(name, edit):
     return lambda root: (root / name).write_bytes(edit((root / name).read_bytes()))
+
+
+def write(name, content):
+    return lambda root: (root / name).write_bytes(content)
 
 
 def cut(name, share):
     return change(name, lambda content: content[: int(len(content) * share)])
 
 
-def put_byte(place, byte):
-    return lambda content: content[:place] + bytes([byte]) + content[place + 1 :]
+def put_byte(name, place, byte):
+    return change(name, lambda content: content[:place] + bytes([byte]) + content[place + 1 :])
 
 
 def array(name, value):
@@ -129,8 +124,8 @@ def line(name, number, text):
     return change(name, lambda content: b"\n".join([*content.splitlines()[: number - 1], text.encode(), b""]))
 
 
-def pickled(name, value):
-    return lambda root: (root / name).write_bytes(pickle.dumps(value))
+def pickled(images, class_dict):
+    return write(mini.PICKLES[0], pickle.dumps({"image_data": images, "class_dict": class_dict}))
 
 
 def move(name, target):
@@ -149,32 +144,21 @@ def add_class(root):
         shutil.copytree(next((root / "CIFAR10/train").iterdir()), root / "CIFAR10" / part / "unicorn")
 
 
-def truncated(kind, suffix):
+def truncated(suffix):
     """An image of 40x40 pixels, of which the last part is missing."""
 
     def damage(root):
-        path = root / f"test/cat/7.{suffix}"
-        save(path, pixels(1, (40, 40, 3)), format=kind)
-        path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+        save(root / f"test/cat/7.{suffix}", pixels(1, (40, 40, 3)))
+        cut(f"test/cat/7.{suffix}", 0.66)(root)
 
     return damage
-
-
-def absurd_size(root):
-    save(root / "test/cat/7.bmp", pixels(1))
-    change("test/cat/7.bmp", lambda content: content[:18] + (60_000).to_bytes(4, "little") * 2 + content[26:])(root)
-
-
-def tag_of_the_wrong_type(root):
-    save(root / "test/cat/7.tif", pixels(1))
-    as_offsets, as_bytes = struct.pack("<HH", 273, 4), struct.pack("<HH", 273, 7)
-    change("test/cat/7.tif", lambda content: content.replace(as_offsets, as_bytes))(root)
 
 
 mini, mnist, tiny = test_miniimg, test_mnist, test_tinyimg
 ALL, LABELS = mini.N_CLASSES * mini.TRAIN, np.arange(mini.N_CLASSES).repeat(mini.TRAIN)
 FIRST = mini.pickles()[mini.PICKLES[0]]["class_dict"]
-IMAGES, TEST_LABELS = mnist.FILES[0], mnist.FILES[3]
+IMAGES, GZIPPED, _, TEST_LABELS = mnist.FILES
+GZIPPED = f"{GZIPPED}.gz"
 SYNSET = "MiniImageNet/train/n00000070"
 REAL = "DomainNet/real_train.txt"
 ANNOTATIONS = "val/val_annotations.txt"
@@ -192,89 +176,65 @@ CASES = [
     ("folder", flags(test_per_class=3), "test/ant"),
     ("folder", flags(n_tasks=None), "--n_tasks"),
     ("folder", flags(n_tasks=3), "--n_tasks 3"),
-    *(
-        ("folder", write(f"train/bee/7.{suffix}", content), f"train/bee/7.{suffix}")
-        for suffix, content in (("png", b""), ("jpg", b"no image"), ("png", b"\x89PNG\r\n\x1a\n"), ("gif", b"GIF89a"))
-    ),
-    *(
-        ("folder", truncated(kind, suffix), f"test/cat/7.{suffix}")
-        for kind, suffix in (("PNG", "png"), ("JPEG", "jpg"), ("BMP", "bmp"), ("TIFF", "tif"))
-    ),
-    ("folder", absurd_size, "test/cat/7.bmp"),
-    ("folder", tag_of_the_wrong_type, "test/cat/7.tif"),
+    ("folder", write("train/bee/7.png", b""), "train/bee/7.png"),
+    ("folder", write("train/bee/7.jpg", b"no image"), "train/bee/7.jpg"),
+    *(("folder", truncated(suffix), f"test/cat/7.{suffix}") for suffix in ("png", "jpg", "bmp", "tif")),
     ("folder", lambda root: (root / "train/bee/7.png").mkdir(), "train/bee/7.png"),
     ("folder", lambda root: (root / "train/bee/7.png").symlink_to("gone.png"), "train/bee/7.png"),
     ("folder", image("train/ant/7.png", np.arange(64, dtype=np.uint16).reshape(8, 8)), "8 bit"),
-    ("folder", image("train/ant/7.tif", np.arange(64, dtype=np.int32).reshape(8, 8)), "8 bit"),
     ("folder", image("train/ant/7.tif", np.arange(64, dtype=np.float32).reshape(8, 8)), "8 bit"),
     *(("arrays", remove(name), "--base_path") for name in mini.ARRAYS),
-    ("arrays", array("train_x.npy", mini.pixels(ALL - 1)), f"({ALL - 1}, 3, 6, 6)"),
-    ("arrays", array("train_x.npy", mini.pixels(ALL, size=5)), f"({ALL}, 3, 5, 5)"),
-    ("arrays", array("train_x.npy", mini.pixels(ALL).transpose(0, 3, 1, 2)), f"({ALL}, 6, 3, 6)"),
-    ("arrays", array("train_x.npy", mini.pixels(ALL)[..., 0]), "4 dimensions"),
-    ("arrays", array("train_x.npy", mini.pixels(ALL).astype(np.float32)), "float32"),
-    ("arrays", array("test_x.npy", mini.pixels(mini.N_CLASSES * mini.TEST).astype(np.int64)), "int64"),
-    ("arrays", array("train_y.npy", LABELS[:-1]), "train labels"),
-    ("arrays", array("train_y.npy", LABELS + 1), "train labels"),
-    ("arrays", array("train_y.npy", LABELS - 1), "whole numbers"),
-    ("arrays", array("train_y.npy", np.roll(LABELS, 1) // 2), "train labels"),
-    ("arrays", array("train_y.npy", LABELS.astype(float)), "whole numbers"),
-    ("arrays", array("train_y.npy", LABELS[:, None]), "one row"),
-    ("arrays", array("train_y.npy", np.r_[2**50, LABELS[1:]].astype(np.uint64)), "train labels"),
-    ("arrays", array("train_y.npy", np.r_[np.uint64(2**64 - 1), LABELS[1:].astype(np.uint64)]), "train labels"),
+    ("arrays", array("train_x.npy", mini.pixels(ALL - 1)), f"({ALL - 1}, 6, 6, 3)"),
+    ("arrays", array("train_x.npy", mini.pixels(ALL, size=5)), f"({ALL}, 5, 5, 3)"),
+    ("arrays", array("train_x.npy", mini.pixels(ALL)[..., 0]), f"({ALL}, 6, 6)"),
+    ("arrays", array("test_x.npy", mini.pixels(mini.N_CLASSES * mini.TEST).astype(np.float32)), "float32"),
+    *(
+        ("arrays", array("train_y.npy", labels), "train labels")
+        for labels in (
+            LABELS[:-1],
+            LABELS + 1,
+            LABELS - 1,
+            np.roll(LABELS, 1) // 2,
+            LABELS.astype(float),
+            LABELS[:, None],
+        )
+    ),
     ("arrays", array("test_y.npy", np.zeros(mini.N_CLASSES * mini.TEST, dtype=int)), "test labels"),
-    *(("arrays", cut("test_x.npy", share), "test_x.npy") for share in (0, 0.003, 0.02, 0.5)),
-    ("arrays", change("test_x.npy", lambda content: content.replace(b"}", b" ", 1)), "test_x.npy"),
+    *(("arrays", cut("test_x.npy", share), "test_x.npy") for share in (0, 0.02, 0.5)),
     ("arrays", lambda root: np.savez(open(root / "test_x.npy", "wb"), mini.pixels(1)), "test_x.npy"),  # noqa: SIM115
-    ("pickles", pickled(mini.PICKLES[0], [1, 2, 3]), "class_dict"),
-    ("pickles", pickled(mini.PICKLES[0], {"image_data": mini.pixels(12)}), "class_dict"),
-    ("pickles", pickled(mini.PICKLES[0], {"image_data": mini.pixels(12), "class_dict": {"n0": [0, 99]}}), "class_dict"),
-    ("pickles", pickled(mini.PICKLES[0], {"image_data": mini.pixels(12), "class_dict": {"n0": [0, 1]}}), "6 images"),
-    ("pickles", pickled(mini.PICKLES[0], {"image_data": mini.pixels(30)[..., 0], "class_dict": FIRST}), "shapes"),
-    ("pickles", pickled(mini.PICKLES[0], {"image_data": mini.pixels(30, size=7), "class_dict": FIRST}), "shapes"),
-    ("pickles", pickled(mini.PICKLES[1], {"image_data": mini.pixels(12), "class_dict": {}}), "(32, 3, 6, 6)"),
-    *(("pickles", cut(mini.PICKLES[1], share), mini.PICKLES[1]) for share in (0, 0.01, 0.5, 0.999)),
+    ("pickles", write(mini.PICKLES[0], pickle.dumps([1, 2, 3])), "class_dict"),
+    ("pickles", write(mini.PICKLES[0], pickle.dumps({"image_data": mini.pixels(12)})), "class_dict"),
+    ("pickles", pickled(mini.pixels(12), {"n0": [0, 99]}), "class_dict"),
+    ("pickles", pickled(mini.pixels(12), {"n0": [0, 1]}), "6 images"),
+    ("pickles", pickled(mini.pixels(30, size=7), FIRST), "shapes"),
+    ("pickles", pickled(mini.pixels(12), {}), "(20, 6, 6, 3)"),
+    *(("pickles", cut(mini.PICKLES[1], share), mini.PICKLES[1]) for share in (0, 0.5, 0.999)),
     ("tree", image(f"{SYNSET}/3.png", pixels(1, (7, 7, 3))), "7x7"),
     ("tree", remove(f"{SYNSET}/3.png"), "n00000070"),
     ("tree", remove(SYNSET, SYNSET.replace("train", "test")), "9 classes"),
-    ("tree", cut(f"{SYNSET}/3.png", 0.5), "3.png"),
     ("tiny", remove("wnids.txt"), "wnids.txt"),
     ("tiny", remove(ANNOTATIONS), "val_annotations.txt"),
     ("tiny", remove("train/n03/images/n03_2.JPEG"), "n03"),
     ("tiny", remove("train/n03"), "n03"),
-    ("tiny", line(ANNOTATIONS, 3, "val_1.JPEG\tn99"), "line 3"),
-    ("tiny", line(ANNOTATIONS, 3, "val_77.JPEG\tn01"), "line 3"),
-    ("tiny", line(ANNOTATIONS, 3, "val_1.JPEG"), "line 3"),
+    *(("tiny", line(ANNOTATIONS, 3, text), "line 3") for text in ("val_1.JPEG\tn99", "val_77.JPEG\tn01", "val_1.JPEG")),
     ("tiny", change(ANNOTATIONS, lambda content: content + content.splitlines()[0] + b"\n"), "twice"),
     ("tiny", change(ANNOTATIONS, lambda content: b"\n".join(content.splitlines()[:-1])), "instead of 2"),
-    ("tiny", write(ANNOTATIONS, bytes(range(128, 256))), "line 1"),
     *(
         ("tiny", write("wnids.txt", "\n".join(classes).encode()), "wnids.txt")
         for classes in (tiny.CLASSES[:3], [*tiny.CLASSES, "n05"], [*tiny.CLASSES[:3], "n04"], [])
     ),
-    ("tiny", cut("train/n02/images/n02_1.JPEG", 0.5), "n02_1.JPEG"),
     ("tiny", image("train/n02/images/n02_1.JPEG", pixels(1, (64, 65, 3)), format="JPEG"), "65x64"),
     ("cifar", change_pixel, "CIFAR10"),
     ("cifar", add_class, "unicorn"),
     ("cifar", lambda root: next((root / "CIFAR10/train").glob("*/*")).unlink(), "instead of 5"),
-    *(("mnist", remove(name), name) for name in (mnist.FILES[0], *mnist.FILES[2:])),
-    ("mnist", change(IMAGES, put_byte(2, 0x0D)), "00000d03"),
-    ("mnist", change(IMAGES, put_byte(3, 1)), "00000801"),
-    ("mnist", write(IMAGES, b"<html>"), IMAGES),
+    *(("mnist", remove(name), name) for name in (IMAGES, TEST_LABELS)),
+    *(("mnist", put_byte(IMAGES, place, byte), IMAGES) for place, byte in ((2, 0x0D), (3, 1), (7, 9), (11, 32))),
     ("mnist", write(TEST_LABELS, b""), TEST_LABELS),
-    ("mnist", cut(IMAGES, 0.0001), IMAGES),
-    ("mnist", change(IMAGES, put_byte(7, 9)), "[9, 28, 28]"),
-    ("mnist", change(IMAGES, put_byte(11, 32)), "32, 28]"),
-    ("mnist", cut(TEST_LABELS, 0.9), "truncated"),
-    ("mnist", change(TEST_LABELS, lambda content: content + b"\0"), "too long"),
-    ("mnist", change(TEST_LABELS, put_byte(20, 10)), "label 10"),
-    *(
-        ("mnist", change(name, lambda content: content[:-1] + bytes([(content[-1] + 1) % 10])), "not those of MNIST")
-        for name in (IMAGES, TEST_LABELS)
-    ),
-    *(("mnist", cut(f"{mnist.FILES[1]}.gz", share), f"{mnist.FILES[1]}.gz") for share in (0, 0.1, 0.9)),
-    ("mnist", write(f"{mnist.FILES[1]}.gz", b"plain text"), f"{mnist.FILES[1]}.gz"),
-    ("mnist", write(f"{mnist.FILES[1]}.gz", gzip.compress(b"plain text")), f"{mnist.FILES[1]}.gz"),
+    ("mnist", cut(TEST_LABELS, 0.9), TEST_LABELS),
+    ("mnist", change(TEST_LABELS, lambda content: content + b"\0"), TEST_LABELS),
+    *(("mnist", put_byte(name, 20, 10), "not those of MNIST") for name in (IMAGES, TEST_LABELS)),
+    *(("mnist", cut(GZIPPED, share), GZIPPED) for share in (0, 0.1, 0.9)),
+    ("mnist", write(GZIPPED, b"plain text"), GZIPPED),
     ("imagenet", remove("ImageNet/val"), "--base_path"),
     ("imagenet", remove("ImageNet/train/n02"), "--class_list"),
     ("imagenet", flags(class_list=("n00", "n99")), "'n99'"),
@@ -288,15 +248,7 @@ CASES = [
     ("domainnet", write(REAL, b"real/gone.png 1\n"), "gone.png"),
     *(
         ("domainnet", line(REAL, 3, text), "line 3")
-        for text in (
-            "real/x.png 3",
-            "real/x.png -1",
-            "real/x.png",
-            "real/x.png x",
-            "1",
-            "/real/x.png 0",
-            99 * "9",
-        )
+        for text in ("real/x.png 3", "real/x.png -1", "real/x.png", "real/x.png x", "1", "/real/x.png 0")
     ),
     ("domainnet", cut("DomainNet/clipart/ant/train_0.png", 0.6), "train_0.png"),
     ("domains", remove("."), "--base_path"),

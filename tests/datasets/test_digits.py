@@ -74,19 +74,6 @@ def test_tasks_have_classes_of_their_own(seed, n_tasks):
             assert len(split) == len(split.images) == sizes[task]
 
 
-@pytest.mark.parametrize("part", ["train", "test"])
-def test_tasks_are_views_of_one_tensor(part):
-    found = stream()
-    whole = getattr(found, f"{part}_data").images
-    start = whole.data_ptr()
-    for task in range(5):
-        images = task_data(found, part, task).images
-        assert images.dtype == torch.uint8
-        assert images.data_ptr() == start
-        start += images.nbytes
-    assert start == whole.data_ptr() + whole.nbytes
-
-
 @pytest.mark.parametrize("seed", [1, 2, 30])
 def test_class_order_follows_the_published_formula(seed):
     raw, shuffled = SeqDigits().read(config()), stream(class_order_seed=seed)
@@ -97,25 +84,6 @@ def test_class_order_follows_the_published_formula(seed):
         split = shuffled.task_data(task)
         mine = split.images[split.labels == int(place[digit])].numpy()
         assert np.array_equal(mine, raw.train_images[raw.train_labels == digit])
-
-
-def test_seed_zero_keeps_the_order_of_the_digits():
-    raw, kept = SeqDigits().read(config()), stream(seed=0)
-    assert class_order(0, 10).tolist() == list(range(10))
-    assert np.array_equal(
-        np.sort(kept.task_data(3).labels_host), np.sort(raw.train_labels[np.isin(raw.train_labels, [6, 7])])
-    )
-    inside = np.isin(raw.train_labels, [6, 7])
-    assert np.array_equal(kept.task_data(3).images.numpy(), raw.train_images[inside])
-
-
-def test_merged_stream_trains_on_everything_and_tests_task_by_task():
-    apart = stream()
-    as_single_task = apart.as_single_task()
-    assert as_single_task.train_sizes == [sum(apart.spec.train_sizes)]
-    assert len(as_single_task.task_data(0)) == sum(apart.spec.train_sizes)
-    assert as_single_task.task_data(0).images.data_ptr() == apart.train_data.images.data_ptr()
-    assert [len(task_data(as_single_task, "test", task)) for task in range(5)] == list(apart.spec.test_sizes)
 
 
 @pytest.mark.parametrize("seed", [0, 4])

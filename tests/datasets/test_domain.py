@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from forked import Command, forked, refusal
+from forked import Command, forked
 from helpers import CPU
 
 from datasets.dataset import DOMAIN_OPTIONS, DomainDataset, RawData
@@ -147,11 +147,6 @@ def test_task_s_own_transform_in_training_in_order_and_test(whole, task):
         assert set(tasks.tolist()) == {task}
 
 
-def test_tasks_differ(whole):
-    for task in range(1, N_TASKS):
-        assert not torch.equal(turned(whole.train, task), whole.train)
-
-
 def test_nothing_is_held_twice(whole):
     stream = stream_of()
     assert torch.equal(stream.train_data.images, whole.train)
@@ -167,27 +162,6 @@ def test_nothing_is_held_twice(whole):
     assert torch.equal(stream.train_data.images, whole.train)
     assert stream.to(CPU).train_data.images.untyped_storage().data_ptr() == held
     assert stream.as_single_task().train_data.images.untyped_storage().data_ptr() == held
-
-
-def test_transform_is_given_views_of_the_one_tensor(monkeypatch):
-    seen = []
-    monkeypatch.setattr(SeqTurned, "transform", lambda self, task, config: lambda images: seen.append(images) or images)
-    stream = stream_of()
-    for task in range(N_TASKS):
-        list(stream.in_order(task, 100))
-        list(stream.batches(task, 0, 0))
-    assert len(seen) == 2 * N_TASKS
-    assert {images.untyped_storage().data_ptr() for images in seen} == {
-        stream.train_data.images.untyped_storage().data_ptr()
-    }
-
-
-def test_rest_of_an_epoch_is_its_tail():
-    stream = stream_of(batch_size=7)
-    batches = list(stream.batches(2, 1, 0))
-    for first in range(len(batches)):
-        rest = gathered(stream.batches(2, 1, first))
-        assert all(torch.equal(a, b) for a, b in zip(rest, gathered(batches[first:]), strict=True))
 
 
 # --- validation -----------------------------------------------------------------------------------------------
@@ -208,11 +182,6 @@ def test_validation_holds_out_a_share_of_every_class(whole):
         assert torch.equal(gathered(stream.test(task, 4))[0], turned(test.images, task))
     other = stream_of(validation=0.25, seed=5)
     assert torch.equal(other.test_data.images, test.images)
-
-
-def test_validation_that_leaves_nothing_is_refused():
-    with pytest.raises(UsageError, match=r"--validation 0\.01"):
-        data_of(validation=0.01)
 
 
 # --- joint training, and methods that cannot ------------------------------------------------------------------
@@ -260,7 +229,6 @@ def test_ring_shares_its_slots_among_tasks_where_they_share_classes():
 COMMANDS = {
     "er": ["--norm", "adab2n"],
     "joint": ["--norm", "bn"],
-    "er_ace": ["--norm", "adab2n"],
     "derpp": ["--norm", "adab2n", "--buffer_mode", "ring", "--fidelity", "paper", "--validation", "0.25"],
 }
 
@@ -276,40 +244,28 @@ def ended(tmp_path_factory):
         "mine",
         "--dataset",
         "seq-turned",
-        "--results_path",
-        str(folder / "results"),
         "--device",
         "cpu",
+        "--num_threads",
+        "1",
+        "--non_verbose",
+        "--batch_size",
+        "15",
     ]
-    common += ["--num_threads", "1", "--non_verbose", "--batch_size", "15"]
+    common += ["--results_path", str(folder / "results")]
     commands = [Command(["--model", model, *flags, *common], cwd=folder) for model, flags in COMMANDS.items()]
     return dict(zip(COMMANDS, forked(folder / "out", commands), strict=True))
 
 
-@pytest.mark.parametrize("model", ["er", "derpp"])
-def test_run_gives_domain_il_only(ended, model):
+@pytest.mark.parametrize(("model", "rows", "steps"), [("er", 4, 16), ("derpp", 4, 12), ("joint", 1, 16)])
+def test_run_gives_domain_il_only(ended, model, rows, steps):
     run = ended[model]
     assert (run.code, run.stderr) == (0, "")
     assert list(run.record["results"]) == ["domain_il"]
     matrix = run.record["results"]["domain_il"]["matrix"]
-    assert [len(row) for row in matrix] == [N_TASKS] * N_TASKS
-    assert run.record["steps"] == N_TASKS * (4 if model == "er" else 3)
-    assert "Domain-IL accuracy, %" in run.stdout
+    assert [len(row) for row in matrix] == [N_TASKS] * rows
+    assert None not in matrix[-1]
+    assert run.record["steps"] == steps
     assert "Class-IL" not in run.stdout
-    assert "Task-IL" not in run.stdout
     assert run.record["data"]["test_sizes"] == [15] * N_TASKS
-    assert run.record["data"]["reported_on"] == ("test set" if model == "er" else "validation split")
-
-
-def test_joint_run_has_one_row(ended):
-    run = ended["joint"]
-    assert (run.code, run.stderr) == (0, "")
-    assert list(run.record["results"]) == ["domain_il"]
-    (row,) = run.record["results"]["domain_il"]["matrix"]
-    assert len(row) == N_TASKS
-    assert None not in row
-    assert run.record["steps"] == 16
-
-
-def test_method_that_needs_own_classes_is_refused_in_one_line(ended):
-    assert "--model er_ace" in refusal(ended["er_ace"])
+    assert run.record["data"]["reported_on"] == ("validation split" if model == "derpp" else "test set")

@@ -82,15 +82,6 @@ def test_other_label_of_an_image_is_other_data(tree):
     assert after != before
 
 
-def test_run_gives_domain_il(tree, run_main):
-    words = [*COMMAND, "--base_path", str(tree), "--batch_size", "4", "--num_workers", "0", "--stop_after", "3"]
-    run = run_main(*words)
-    assert (run.code, run.stderr) == (0, "")
-    assert list(run.record["results"]) == ["domain_il"]
-    assert run.record["steps"] == 1 + 2 + 2
-    assert run.record["data"]["train_sizes"] == [4, 5, 6]
-
-
 def test_check_data_counts_all_domains_and_names_the_classes(tree, run_main):
     shown = run_main("--check_data", "--dataset", "seq-domainnet", "--base_path", str(tree), "--num_workers", "0")
     assert (shown.code, shown.stderr) == (0, "")

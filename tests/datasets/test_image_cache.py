@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from safetensors import safe_open
 
 from datasets import image_cache
-from tests.datasets.class_folders import caches, fill, pixels, refusal, save, stream
+from tests.datasets.class_folders import caches, fill, refusal, save, stream
 
 
 def test_second_start_reads_no_image(tmp_path, monkeypatch):
@@ -32,13 +31,6 @@ def test_changed_file_is_decoded_again(tmp_path):
     assert (after.train_data.images[0] == 9).all()
     assert after.spec.fingerprint != before.spec.fingerprint
     assert after.spec.mean != before.spec.mean
-
-
-def test_added_file_is_decoded(tmp_path):
-    fill(tmp_path)
-    assert len(stream(tmp_path).train_data) == 12
-    save(tmp_path / "train/bee/9.png", pixels(9))
-    assert len(stream(tmp_path).train_data) == 13
 
 
 def test_other_decoding_is_another_run_with_a_cache_of_its_own(tmp_path, monkeypatch):
@@ -70,17 +62,6 @@ def flipped_pixel(cache):
     cache.write_bytes(content)
 
 
-def changed(**arrays):
-    """Writes the cache anew with other arrays, and all else as it is."""
-
-    def change(cache):
-        with safe_open(cache, framework="np") as file:
-            held = {name: file.get_tensor(name) for name in file.keys()} | arrays  # noqa: SIM118 (not a mapping)
-            cache.write_bytes(safetensors.numpy.save(held, metadata=file.metadata()))
-
-    return change
-
-
 def without_metadata(cache):
     safetensors.numpy.save_file(safetensors.numpy.load_file(cache), cache)
 
@@ -96,21 +77,10 @@ def cut(length):
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        cut(0), cut(4), cut(50), cut(-10),
-        flipped_pixel,
-        without_metadata,
-        of_another_size,
-        changed(test_images=np.zeros((8, 3, 4, 4), np.uint8)),
-        changed(train_images=np.zeros((12, 3, 8, 8), np.float32)),
-        changed(train_labels=np.full(12, 99), test_labels=np.full(8, -1)),
-        changed(mean=np.ones(3)),
-    ],
-    ids=["empty", "header cut", "header cut later", "end cut", "flipped pixel", "as older code wrote it",
-         "another size's", "shape", "type", "labels", "mean"],
+    "damage", [cut(0), cut(50), cut(-10), flipped_pixel, without_metadata, of_another_size],
+    ids=["empty", "header cut", "end cut", "flipped pixel", "as older code wrote it", "another size's"],
 )  # fmt: skip
-def test_damaged_cache_is_told_and_decoded_again(tmp_path, capsys, damage):
+def test_damaged_cache_is_noted_and_decoded_again(tmp_path, capsys, damage):
     fill(tmp_path)
     first = stream(tmp_path)
     (cache,) = caches(tmp_path)
@@ -151,16 +121,6 @@ def test_cache_that_cannot_be_written_costs_time_only(tmp_path, capsys):
     assert "--cache_path" in line
 
 
-def test_every_image_is_read_once(tmp_path, monkeypatch):
-    fill(tmp_path)
-    read, read_file = [], image_cache.read_file
-    monkeypatch.setattr(image_cache, "read_file", lambda path: read.append(path) or read_file(path))
-    first = stream(tmp_path)
-    assert len(read) == len({*read}) == 20
-    monkeypatch.setattr(image_cache, "load", lambda *_, **__: None)
-    assert stream(tmp_path).spec == first.spec
-
-
 def test_next_run_removes_what_a_killed_one_left(tmp_path):
     fill(tmp_path)
     killed = multiprocessing.get_context("fork").Process(target=_die_in_the_middle_of_writing, args=(tmp_path,))
@@ -172,15 +132,6 @@ def test_next_run_removes_what_a_killed_one_left(tmp_path):
     stream(tmp_path)
     assert not list(tmp_path.glob(".*.tmp"))
     assert len(caches(tmp_path)) == 1
-
-
-def test_folder_gets_one_lock_file(tmp_path):
-    fill(tmp_path)
-    for size in (8, 4):
-        stream(tmp_path, image_size=size)
-    save(tmp_path / "train/bee/9.png", pixels(9))
-    stream(tmp_path)
-    assert [path.name for path in tmp_path.glob("*.lock")] == ["seq-folder.lock"]
 
 
 def _read_and_count(root: Path, together, counter: Path) -> None:

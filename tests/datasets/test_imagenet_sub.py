@@ -112,13 +112,6 @@ def test_stored_form_and_what_the_network_sees(tree):
     assert stream.spec.std == (0.229, 0.224, 0.225)
 
 
-def test_validation_holds_out_a_share_of_every_class(tree):
-    whole, held = stream_of(config(tree)), stream_of(config(tree, validation=0.25))
-    assert (held.spec.train_sizes, held.spec.test_sizes) == ((6, 6), (2, 2))
-    assert held.test_data.labels.tolist() == [0, 1, 2, 3]
-    assert sorted([*names(held.train_data), *names(held.test_data)]) == sorted(names(whole.train_data))
-
-
 def test_other_content_or_other_classes_are_other_data(tree):
     def fingerprint(**flags):
         return StreamBuilder(config(tree, **flags)).spec.fingerprint
@@ -128,15 +121,6 @@ def test_other_content_or_other_classes_are_other_data(tree):
     assert fingerprint(class_list=("n00", "n01")) != fingerprint(class_list=("n01", "n00"))
     save(tree / f"ImageNet/val/n0{shuffled(6)[0]}/n0{shuffled(6)[0]}_0.JPEG", pixels(99, 64))
     assert fingerprint() != first
-
-
-def test_digest_is_kept_where_it_can_be(tree, tmp_path, capsys):
-    stream_of(config(tree, cache_path=str(tmp_path / "cache")))
-    assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == [".lock", ".safetensors"]
-    assert [path.name for path in tree.iterdir()] == ["ImageNet"]
-    (tmp_path / "file").write_text("in the way")
-    stream_of(config(tree, cache_path=str(tmp_path / "file/cache")))
-    assert "--cache_path" in capsys.readouterr().err
 
 
 # --- what is refused --------------------------------------------------------------------------------------------
@@ -162,13 +146,6 @@ def test_run_and_its_name(tree, tmp_path, run_main):
     assert "num_workers" not in first.record["identity"]
     again = run_main(*words, "--num_workers", "0")
     assert again.folder == first.folder
-
-
-def test_check_data_counts_and_shows_them(tree, run_main, results):
-    shown = run_main("--check_data", "--dataset", "seq-imagenet-sub", "--base_path", str(tree), "--n_tasks", "2")
-    assert (shown.code, shown.stderr) == (0, "")
-    assert "images: 256x256 pixels, 3 channels; 16 for training, 8 for testing" in shown.stdout
-    assert Image.open(results / "data/seq-imagenet-sub.png").height == 4 * 98 + 2
 
 
 def test_facts_of_the_whole_data_set():

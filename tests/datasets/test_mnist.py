@@ -189,14 +189,6 @@ def test_settings_of_split_mnist():
     assert (config.backbone, config.n_tasks, config.buffer_size, config.batch_size) == ("mlp", 5, 500, 10)
 
 
-def test_missing_data_are_one_line_and_exit_code_2(run_main, results, tmp_path):
-    finished = run_main("--model", "er", "--dataset", "perm-mnist", "--base_path", str(tmp_path / "none"))
-    assert finished.code == 2
-    (line,) = finished.stderr.splitlines()
-    assert str(tmp_path / "none/MNIST") in line
-    assert not results.exists()
-
-
 def test_run_on_the_files(run_main, raw, tmp_path):
     write(tmp_path / "MNIST/raw", raw)
     flags = ["--n_tasks", "2", "--norm", "adab2n", "--base_path", str(tmp_path)]

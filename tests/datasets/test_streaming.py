@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -130,37 +129,3 @@ def test_run_that_ended_within_an_epoch_goes_on_to_the_same_end(tree, straight, 
 
 
 # --- memory -----------------------------------------------------------------------------------------------------
-
-
-def _grown(results, argv, told) -> None:
-    """Writes by how many bytes the peak of this process grows in a run."""
-
-    def peak() -> int:
-        return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
-
-    before = peak()
-    code = runner(results)(*argv).code
-    told.write_text(str(peak() - before))
-    os._exit(code)
-
-
-def grown(tmp_path, count):
-    """Of a run on that many images, all links to one; stored they have 128x128 pixels, 49 kB each."""
-    root, first = tmp_path / f"images{count}", save(tmp_path / "one.jpg", pixels(0, 128))
-    for domain, (part, images) in itertools.product("ab", (("train", count // 2), ("test", 20))):
-        (root / domain / part / "x").mkdir(parents=True)
-        for k in range(images):
-            os.link(first, root / domain / part / "x" / f"{k}.jpg")
-    argv = ["--model", "sgd", "--dataset", "dom-folder", "--image_size", "112", "--base_path", str(root), "--backbone",
-            "mlp", "--hidden", "2", "--batch_size", "20", "--num_workers", "0"]  # fmt: skip
-    told = tmp_path / f"told{count}"
-    child = multiprocessing.get_context("fork").Process(target=_grown, args=(tmp_path / f"results{count}", argv, told))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    return int(told.read_text())
-
-
-def test_memory_does_not_depend_on_the_number_of_images(tmp_path):
-    """800 images more would be 37 MB; a longer run may need a little more all the same."""
-    assert grown(tmp_path, 1000) - grown(tmp_path, 200) < 15 * MEGABYTE

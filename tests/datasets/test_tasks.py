@@ -62,22 +62,6 @@ def test_every_task_has_its_number_of_classes():
         assert set(test.labels.tolist()) == set(digits)
 
 
-def test_class_order_and_validation_stay_what_they_are():
-    place = np.random.default_rng(42 + 3).permutation(10)
-    found = stream_of("--task_classes", "5,1,3,1", "--seed", "3", "--validation", "0.1")
-    assert np.argsort(classes_in_order(found)).tolist() == place.tolist()
-    equal = stream_of("--n_tasks", "2", "--seed", "3", "--validation", "0.1")
-    assert torch.equal(found.task_data(0).images, equal.task_data(0).images)  # five classes both times
-    assert sum(found.spec.test_sizes) == sum(equal.spec.test_sizes)
-
-
-def test_equal_numbers_are_the_equal_split():
-    written, plain = stream_of("--task_classes", "2,2,2,2,2"), stream_of()
-    assert written.spec.train_sizes == plain.spec.train_sizes
-    assert [written.spec.classes_of(task) for task in range(5)] == [plain.spec.classes_of(task) for task in range(5)]
-    assert torch.equal(written.train_data.images, plain.train_data.images)
-
-
 def test_without_it_no_run_is_renamed():
     assert "task_classes" not in identity_options(config_of())
     assert identity_options(config_of("--task_classes", "5,5"))["task_classes"] == (5, 5)

@@ -73,23 +73,14 @@ def check_content(tiny, found):
             assert np.array_equal(data.images[data.labels == label].numpy(), tiny.images[part, name])
 
 
-def test_pixels_and_labels_arrive_in_the_order_of_the_list_of_classes(tiny):
-    found = stream(tiny.root.parent)
-    check_content(tiny, found)
-    assert found.spec.augmentation == (Crop(4), Flip())
-    assert found.spec.image_shape == (3, 64, 64)
-    assert found.spec.mean == SeqTinyImageNet.mean
-    assert found.spec.train_sizes == (6, 6)
-    assert found.spec.test_sizes == (4, 4)
-
-
-def test_base_path_may_be_the_folder_itself(tiny):
-    check_content(tiny, stream(tiny.root))
-
-
-def test_gray_images_become_coloured(tiny):
-    tiny.images["train", "n01"][1] = tiny.save(tiny.root / "train/n01/images/n01_1.JPEG", gray=True)
-    check_content(tiny, stream(tiny.root))
+@pytest.mark.parametrize("below", [".", FOLDER])
+def test_pixels_and_labels_arrive_in_the_order_of_the_list_of_classes(tiny, below):
+    tiny_stream = stream(tiny.root.parent / below)
+    check_content(tiny, tiny_stream)
+    spec = tiny_stream.spec
+    assert (spec.image_shape, spec.augmentation) == ((3, 64, 64), (Crop(4), Flip()))
+    assert spec.mean == SeqTinyImageNet.mean
+    assert (spec.train_sizes, spec.test_sizes) == ((6, 6), (4, 4))
 
 
 def test_images_are_decoded_once_and_a_changed_label_is_another_run(tiny, tmp_path, monkeypatch):

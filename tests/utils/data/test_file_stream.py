@@ -61,14 +61,6 @@ def test_every_batch_is_that_of_a_stream_in_memory(workers):
     check_equal(mine.batches(2, 1, 2, strangers(6)), MEMORY.batches(2, 1, 2, strangers(6)))
 
 
-def test_all_tasks_in_order_in_training_and_in_testing():
-    for task in range(3):
-        check_equal(stream().batches(task, 0, 0), MEMORY.batches(task, 0, 0))
-        for size in (1, 4, 100):
-            check_equal(stream().in_order(task, size), MEMORY.in_order(task, size))
-            check_equal(stream().test(task, size), MEMORY.test(task, size))
-
-
 @pytest.mark.parametrize("joined", [None, strangers(0), strangers(1), strangers(30)], ids=["none", "0", "1", "30"])
 @pytest.mark.parametrize("change", [lambda s: s, lambda s: s.as_single_task(), lambda s: s.task_range(1, 3)])
 def test_joined_merged_and_part(joined, change):

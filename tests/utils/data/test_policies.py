@@ -81,15 +81,6 @@ def test_a_class_below_its_share_takes_a_place_of_the_largest_class():
     assert draw.offered == [[0, 3]]
 
 
-def test_classes_at_their_share_leave_room():
-    """Three of six slots for each of two classes, and a slot that is still empty stays so until a class is below."""
-    policy = GreedyBalance(6, 6)
-    assert slots_of(policy, [0, 0, 1, 1, 1, 1, 1]) == [0, 1, 2, 3, 4, -1, -1]
-    assert len(policy.filled()) == 5
-    assert slots_of(policy, [1, 0, 0]) == [-1, 5, -1]
-    assert len(policy.filled()) == 6
-
-
 def test_a_class_over_its_share_keeps_what_it_has_while_there_is_room():
     """The share of class 0 falls from six to three when class 1 comes; its four stay, and no fifth joins them."""
     policy = GreedyBalance(6, 6)
@@ -144,23 +135,6 @@ def test_after_every_task_the_classes_seen_have_equal_shares():
     assert ends == {0: [6, 6, 0, 0, 0, 0], 1: [3, 3, 3, 3, 0, 0], 2: [2] * 6}
 
 
-def test_unfilled_slots_are_never_drawn():
-    buffer = buffer_with(GreedyBalance(10, 6), 10)
-    buffer.add(samples([1, 2, 3, 4], [0, 0, 1, 1]), NOBODY)
-    assert len(buffer) == 4
-    for step in range(30):
-        assert sorted(buffer.sample_slots(7, generator(0, "replay", step)).tolist()) == [0, 1, 2, 3]
-
-
-def test_every_sample_of_the_largest_class_may_go():
-    gone = set()
-    for seed in range(60):
-        policy = GreedyBalance(4, 6)
-        slots_of(policy, [0, 0, 0, 0])
-        gone |= set(slots_of(policy, [1], generator(seed, "buffer", 0)))
-    assert gone == {0, 1, 2, 3}
-
-
 def test_a_restored_greedy_balance_goes_on_identically(tmp_path):
     batches = list(random_stream(4))
     for cut, is_full in ((1, False), (12, True)):
@@ -200,12 +174,3 @@ def test_more_than_the_capacity_is_an_error():
     with pytest.raises(ValueError, match="4 samples for a buffer of 3"):
         buffer.add(samples([5, 6, 7, 8], [0, 0, 0, 0]))
     assert held(buffer) == [(1, 0), (2, 1)]
-
-
-def test_a_restored_buffer_holds_as_many(tmp_path):
-    whole, restored = (buffer_with(MethodManaged(5), 5) for _ in range(2))
-    whole.add(samples([1, 2, 3, 4, 5], [0, 0, 1, 1, 1]))
-    whole.add(samples([6, 7], [2, 3]))
-    torch.save(whole.state_dict(), tmp_path / "state")
-    restored.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
-    assert held(restored) == held(whole) == [(6, 2), (7, 3)]

@@ -36,11 +36,6 @@ def test_neighbouring_steps_are_independent():
     assert stats.pearsonr(draws[:, 0], draws[:, 1]).pvalue > 1e-3
 
 
-def test_a_long_draw_does_not_run_into_the_next_step():
-    long = generator(0, "shuffle", 0).random(200_000)
-    assert not np.isin(generator(0, "shuffle", 1).random(100), long).any()
-
-
 def test_torch_seed_depends_on_seed_and_stream():
     seeds = {torch_seed(seed, stream) for seed in range(50) for stream in ("init", "other")}
     assert len(seeds) == 100

@@ -91,13 +91,6 @@ def test_order_does_not_depend_on_the_size_of_batches():
     assert numbers(small.batches(1, 3, 0)) == numbers(large.batches(1, 3, 0))
 
 
-def test_batches_draw_nothing_global(stream):
-    before, global_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    list(stream.batches(0, 0, 0))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert np.array_equal(np.random.get_state()[1], global_state)  # noqa: NPY002
-
-
 # --- samples that join ----------------------------------------------------------------------------------------
 
 
@@ -126,12 +119,6 @@ def test_joined_samples_are_spread_over_the_epoch(stream):
         if n > 99
     ]
     assert set(places) == set(range(15))
-
-
-def test_nothing_that_joins_is_nothing_at_all(stream):
-    for nothing in (None, strangers(0)):
-        assert numbers(stream.batches(0, 1, 0, nothing)) == numbers(stream.batches(0, 1, 0))
-    assert stream.train_sizes == [10, 7, 12]
 
 
 # --- all tasks as one -----------------------------------------------------------------------------------------
@@ -170,14 +157,6 @@ def test_merged_stream_of_shared_images_has_each_task_s_own():
     assert whole.labels.tolist() == [0, 1, 2, 3] * 2
     assert whole.tasks.tolist() == [0] * 8
     assert stream.train_sizes == [8]
-
-
-def test_merged_stream_of_tasks_that_lie_out_of_order_is_whole():
-    stream = make_stream(SPEC)
-    first, second, third = stream.train_ranges
-    as_single_task = replace(stream, train_ranges=(second, third, first)).as_single_task()
-    assert sorted(numbers(as_single_task.batches(0, 0, 0))) == list(range(29))
-    assert numbers(as_single_task.in_order(0, 100)) == [*range(10, 29), *range(10)]
 
 
 # --- in order, test, device -----------------------------------------------------------------------------------

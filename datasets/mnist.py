@@ -71,20 +71,16 @@ class Mnist(Dataset):
 
 
 def _files(base_path: Path) -> list[Path] | None:
-    """Return the four files in the first folder that has any of them, or None if there are none."""
+    """Return the four files, plain or gzipped, in the first folder that has any of them; None if there are none."""
     for folder in (base_path / "MNIST" / "raw", base_path / "MNIST", base_path):
-        paths = [_plain_or_gzipped(folder / name) for name in FILES]
-        files = [path for path in paths if path is not None]
-        if len(files) == len(FILES):
-            return files
+        files = [path for name in FILES for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+        first_of = {path.name.removesuffix(".gz"): path for path in reversed(files)}
+        if len(first_of) == len(FILES):
+            return [first_of[name] for name in FILES]
         if files:
-            missing = ", ".join(name for name, path in zip(FILES, paths, strict=True) if path is None)
+            missing = ", ".join(name for name in FILES if name not in first_of)
             raise DataMissing(f"{folder} has some files of MNIST, but not {missing}; add it, with or without .gz")
     return None
-
-
-def _plain_or_gzipped(path: Path) -> Path | None:
-    return next((file for file in (path, path.with_name(f"{path.name}.gz")) if file.is_file()), None)
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:

@@ -27,44 +27,30 @@ class _Dtype:
         order = state[1]  # the rest describes records and objects, which are not admitted
         self.code = (order if order in ("<", ">") else "") + self.code.lstrip("<>=|")
 
-    def real(self) -> np.dtype:
-        if not isinstance(self.code, str) or not PLAIN.fullmatch(self.code):
-            raise UsageError(f"it holds an array of {self.code!r}, which are neither numbers nor text")
-        return np.dtype(self.code)
+
+def _array(content: bytes | str, dtype: _Dtype, shape: tuple[int, ...], order: Literal["C", "F"] = "C") -> np.ndarray:
+    if not isinstance(dtype.code, str) or not PLAIN.fullmatch(dtype.code):
+        raise UsageError(f"it holds an array of {dtype.code!r}, which are neither numbers nor text")
+    # Files of Python 2 hold bytes as text.
+    content = content.encode("latin1") if isinstance(content, str) else bytes(content)
+    if math.prod(shape) * np.dtype(dtype.code).itemsize != len(content):
+        raise UsageError("it holds an array whose shape and length disagree")
+    return np.frombuffer(content, dtype.code).reshape(shape, order=order)
 
 
 class _Array:
     """Stands in for an array: `_reconstruct` makes it empty, `__setstate__` fills it."""
 
-    value: Any = None  # an array, or a numpy scalar
+    def __init__(self, *_subtype_shape_and_code: Any):
+        self.value: np.ndarray | None = None
 
     def __setstate__(self, state: tuple) -> None:
-        _version, shape, dtype, fortran_order, content = state
-        self.fill(content, dtype, shape, "F" if fortran_order else "C")
-
-    def fill(self, content: bytes | str, dtype: _Dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> None:
-        if isinstance(content, str):
-            content = content.encode("latin1")  # as in files of Python 2
-        real = dtype.real()
-        if math.prod(shape) * real.itemsize != len(content):
-            raise UsageError("it holds an array whose shape and length disagree")
-        self.value = np.frombuffer(content, real).reshape(shape, order=order)
+        _version, shape, dtype, is_fortran_order, content = state
+        self.value = _array(content, dtype, shape, "F" if is_fortran_order else "C")
 
 
-def _reconstruct(_subtype: Any, _shape: Any, _code: Any) -> _Array:
-    return _Array()
-
-
-def _from_buffer(content: bytes, dtype: _Dtype, shape: tuple[int, ...], order: Literal["C", "F"]) -> _Array:
-    array = _Array()
-    array.fill(bytes(content), dtype, shape, order)
-    return array
-
-
-def _scalar(dtype: _Dtype, content: bytes) -> _Array:
-    array = _from_buffer(content, dtype, (1,), "C")
-    array.value = array.value[0]
-    return array
+def _scalar(dtype: _Dtype, content: bytes) -> Any:
+    return _array(content, dtype, (1,))[0]
 
 
 def _bytes_of(text: str, encoding: str) -> bytes:
@@ -81,9 +67,9 @@ _ADMITTED: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): _bytes_of,
 }
 for _core in ("numpy.core", "numpy._core"):
-    _ADMITTED[f"{_core}.multiarray", "_reconstruct"] = _reconstruct
+    _ADMITTED[f"{_core}.multiarray", "_reconstruct"] = _Array
     _ADMITTED[f"{_core}.multiarray", "scalar"] = _scalar
-    _ADMITTED[f"{_core}.numeric", "_frombuffer"] = _from_buffer
+    _ADMITTED[f"{_core}.numeric", "_frombuffer"] = _array
 
 
 class _NumpyUnpickler(pickle.Unpickler):
@@ -110,8 +96,6 @@ def _real(value: Any) -> Any:
     """Return the value with every stand-in replaced by its array."""
     if isinstance(value, _Array):
         return value.value
-    if isinstance(value, _Dtype):
-        return value.real()
     if isinstance(value, dict):
         return {_real(key): _real(item) for key, item in value.items()}
     return type(value)(map(_real, value)) if isinstance(value, list | tuple) else value

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from datasets.dataset import DOMAIN_OPTIONS, Config, RawData
-from datasets.permuted import Permuted
-from datasets.seq_digits import CONTENT, SeqDigits
+from datasets.perm_mnist import Permuted
+from datasets.seq_digits import Digits
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
 
@@ -26,24 +24,12 @@ from utils.config.registry import DATASETS
     ),
     backbone="mlp",
 )
-class PermDigits(Permuted):
+class PermDigits(Digits, Permuted):
     name = "perm-digits"
     image_shape = (1, 8, 8)
     mean, std = (0.0,), (1.0,)
 
-    def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
-        return SeqDigits().class_sizes(config)
-
-    def source(self, config: Config) -> str:
-        return SeqDigits().source(config)
-
-    def fingerprint(self, config: Config) -> str:
-        return CONTENT
-
     def read(self, config: Config) -> RawData:
-        doubled = SeqDigits().read(config)
-        return replace(
-            doubled,
-            train_images=doubled.train_images[:, :, ::2, ::2],
-            test_images=doubled.test_images[:, :, ::2, ::2],
-        )
+        raw = super().read(config)
+        halved = {name: getattr(raw, name)[:, :, ::2, ::2] for name in ("train_images", "test_images")}
+        return replace(raw, **halved)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import SPLIT_OPTIONS, ClassDataset, Config, RawData, content_digest
+from datasets.dataset import SPLIT_OPTIONS, ClassDataset, Config, Dataset, RawData, content_digest
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop
@@ -31,18 +31,8 @@ def digits_file() -> Path:
     return Path(package.origin).parent / "datasets/data/digits.csv.gz"
 
 
-@DATASETS.register(
-    "seq-digits",
-    help="scikit-learn's handwritten digits, 5 x 2 classes, embedded",
-    options=SPLIT_OPTIONS,
-    rules=(Rule({"n_tasks": 5, "buffer_size": 200, "num_filters": 32, "lr": 0.01}),),
-)
-class SeqDigits(ClassDataset):
-    name = "seq-digits"
-    image_shape = (1, 16, 16)
-    mean = (0.3053,)
-    std = (0.3760,)
-    augmentation = (Crop(padding=1),)
+class Digits(Dataset):
+    """Base class of the data sets of digits."""
 
     def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         test = -(-IMAGES_PER_DIGIT // TEST_EVERY)
@@ -68,3 +58,17 @@ class SeqDigits(ClassDataset):
         if content_digest(raw) != CONTENT:
             raise UsageError(f"{digits_file()} does not hold the digits; install scikit-learn again")
         return raw
+
+
+@DATASETS.register(
+    "seq-digits",
+    help="scikit-learn's handwritten digits, 5 x 2 classes, embedded",
+    options=SPLIT_OPTIONS,
+    rules=(Rule({"n_tasks": 5, "buffer_size": 200, "num_filters": 32, "lr": 0.01}),),
+)
+class SeqDigits(Digits, ClassDataset):
+    name = "seq-digits"
+    image_shape = (1, 16, 16)
+    mean = (0.3053,)
+    std = (0.3760,)
+    augmentation = (Crop(padding=1),)

@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from datasets.perm_digits import PermDigits
-from datasets.permuted import permuted
+from datasets.perm_mnist import permuted
 from utils.config.resolve import resolve
 from utils.data.random import generator
 

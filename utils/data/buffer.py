@@ -216,12 +216,9 @@ class Buffer:
             draw: Random generator.
             balanced: Draw equally many samples of each task, as far as the buffer has them.
         """
-        if balanced:
-            return self._balanced(count, draw)
-        return draw.choice(self._filled, min(count, len(self)), replace=False)
-
-    def _balanced(self, count: int, draw: np.random.Generator) -> np.ndarray:
-        """Draw one sample of every task, then a second one, and so on; in the last round, tasks are drawn at random."""
+        if not balanced:
+            return draw.choice(self._filled, min(count, len(self)), replace=False)
+        # One sample of every task, then a second one, and so on; in the last round, tasks are drawn at random.
         slots = draw.permutation(self._filled)
         slots = slots[np.argsort(self.tasks_host[slots], kind="stable")]
         _, first, sizes = np.unique(self.tasks_host[slots], return_index=True, return_counts=True)

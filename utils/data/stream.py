@@ -212,9 +212,8 @@ class TensorStream(Stream[Batch]):
         """Return all training samples of a task: a view, unless tasks have transforms."""
         if not self.together:
             return self._task_view(self.train_data, self.train_ranges, task, task)
-        starts, stops = zip(*self.train_ranges, strict=True)
-        if self.transforms is None and starts[1:] == stops[:-1]:
-            return with_task(slice_batch(self.train_data, starts[0], stops[-1]), 0)
+        if self.transforms is None:
+            return with_task(slice_batch(self.train_data, self.train_ranges[0][0], self.train_ranges[-1][1]), 0)
         parts = [self._task_view(self.train_data, self.train_ranges, part, 0) for part in range(self.spec.n_tasks)]
         return concatenated(parts)
 

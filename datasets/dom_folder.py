@@ -17,7 +17,7 @@ from pathlib import Path
 from datasets.dataset import BASE_PATH, Config, held_out_count
 from datasets.image_files import ImageFiles, files_by_label, images_in
 from datasets.streamed_images import DOMAIN_STREAM_OPTIONS, SEEN, STORED, StreamedDomains
-from utils.config.options import Option, Rule, integer, number, value_type
+from utils.config.options import Option, Rule, integer, number
 from utils.config.registry import DATASETS
 from utils.data.augment import Flip, RandomResizedCrop
 from utils.data.random import generator
@@ -25,7 +25,6 @@ from utils.data.stream import StreamSpec
 from utils.errors import UsageError
 
 
-@value_type("NAME,...")
 def domain_names(words: str) -> tuple[str, ...]:
     """Option type: different folder names separated by commas."""
     names = tuple(words.split(","))

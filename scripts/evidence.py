@@ -24,10 +24,10 @@ from utils.run.records import read_record
 from utils.studies.claims import CLAIMS, FAILS, HOLDS, NO_RUNS, OPEN, Verdict, judge
 from utils.studies.compare import Paired, records_by_seed
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
-from utils.studies.plans import PLANS, Comparison, Experiment, Plan
+from utils.studies.plans import PLANS, Experiment, Plan
 from utils.studies.presets import NARROW
 from utils.studies.render import environment, markdown_table
-from utils.studies.results import Result, Table, published_value, tabulate
+from utils.studies.results import Result, Table, tabulate
 from utils.studies.runs import MEASURED, Runs
 from utils.studies.selection import Selection
 from utils.studies.study import STUDIES, read_study
@@ -54,13 +54,6 @@ def evidence(measured: Path = MEASURED, seeds: Sequence[int] | None = None) -> S
     return Selection("fixed", runs, tuple(seeds))
 
 
-def render(template: str, selection: Selection, **values: Any) -> str:
-    env = environment()
-    env.filters["fill"] = lambda text: textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False)
-    text = env.get_template(template).render(records=finished(selection), hours=hours, numbers=numbers, **values)
-    return text.rstrip("\n") + "\n"
-
-
 def finished(selection: Selection) -> list[dict[str, Any]]:
     width = NARROW.flags["num_filters"]
     return [record for record in selection.runs.all_records() if record["config"].get("num_filters") == width]
@@ -82,10 +75,6 @@ def numbers(paired: Paired) -> str:
     return f"{difference(paired.mean)}{limits}, n = {paired.n}"
 
 
-def hours(records: Iterable[dict[str, Any]]) -> str:
-    return f"{sum(record['wall_seconds'] for record in records) / 3600:.1f}"
-
-
 def number(result: Result | None) -> str:
     if result is None or not result.n:
         return "–"
@@ -96,47 +85,39 @@ def number(result: Result | None) -> str:
     return f"{result.mean:.1f}{spread} (n = {result.n}{paper})"
 
 
-# --- README -----------------------------------------------------------------------------------------------------------
+def hours(records: Iterable[dict[str, Any]]) -> str:
+    return f"{sum(record['wall_seconds'] for record in records) / 3600:.1f}"
+
+
+# --- README and page --------------------------------------------------------------------------------------------------
+
+
+def render(template: str, selection: Selection, **values: Any) -> str:
+    env = environment()
+    env.filters |= {
+        "fill": lambda text: textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False),
+        "difference": difference, "interval": interval, "numbers": numbers, "hours": hours, "reason": reason,
+    }  # fmt: skip
+    return env.get_template(template).render(records=finished(selection), **values).rstrip("\n") + "\n"
 
 
 def readme_part(selection: Selection) -> str:
     """Return README's section. Its verdicts are those of the exploratory seeds (docs/protocol.md)."""
     selection = replace(selection, seeds=EXPLORATORY_SEEDS)
     verdicts = [judge(claim, selection) for claim in CLAIMS.values()]
-    judged = [verdict for verdict in verdicts if verdict.verdict != NO_RUNS]
-    head = ("difference in points", "paper", "ours", "95 % interval", "n", "verdict", "runs of", "hours")
-    reasons = {kind: [f"{verdict.claim.statement}: {reason(verdict)}" for verdict in judged if verdict.verdict == kind]
-               for kind in (FAILS, OPEN)}  # fmt: skip
+    experiments = {verdict.claim.id: {e for comparison in verdict.comparisons for e in comparison.experiments}
+                   for verdict in verdicts if verdict.verdict != NO_RUNS}  # fmt: skip
     return render(
         "evidence_readme.md.j2", selection, docs="docs/",
         counts=Counter(verdict.verdict for verdict in verdicts),
-        table=markdown_table(head, (readme_row(verdict, selection) for verdict in judged)),
-        outside=[line for verdict in judged if (line := outside(verdict))],
-        failing=reasons[FAILS], open=reasons[OPEN],
-        silent=[verdict.claim.statement for verdict in verdicts if verdict.verdict == NO_RUNS],
+        verdicts={kind: [v for v in verdicts if v.verdict == kind] for kind in (FAILS, OPEN, NO_RUNS)},
+        judged=[
+            (verdict, plan_of(experiments[verdict.claim.id]),
+             [record for e in experiments[verdict.claim.id] for record in records_by_seed(e, selection).values()])
+            for verdict in verdicts if verdict.claim.id in experiments
+        ],
+        outside=[verdict for verdict in verdicts if is_outside(verdict.paper, verdict.paired)],
     )  # fmt: skip
-
-
-def readme_row(verdict: Verdict, selection: Selection) -> tuple[str, ...]:
-    paired = verdict.paired
-    experiments = {experiment for cell in judged_cells(verdict) for experiment in cell.experiments}
-    return (
-        f"{verdict.claim.statement} ({verdict.share} cells)", difference(in_the_paper(verdict)),
-        difference(paired.mean), interval(paired), str(paired.n), f"**{verdict.verdict}**",
-        f"`{plan_of(experiments)}`", hours(records_of(experiments, selection)),
-    )  # fmt: skip
-
-
-def judged_cells(verdict: Verdict) -> list[Comparison]:
-    """Return the cells in the verdict's mean."""
-    return [cell for name, cell in verdict.claim.cells(NARROW) if name in verdict.cells]
-
-
-def in_the_paper(verdict: Verdict) -> float | None:
-    """Return the published mean over the cells in the verdict's mean."""
-    values = [published_value(cell) for cell in judged_cells(verdict)]
-    known = [value for value in values if value is not None]
-    return mean(known) if known and len(known) == len(values) else None
 
 
 def plan_of(experiments: set[Experiment]) -> str:
@@ -150,17 +131,9 @@ def plan_of(experiments: set[Experiment]) -> str:
     return "all"
 
 
-def records_of(experiments: set[Experiment], selection: Selection) -> Iterator[dict[str, Any]]:
-    for experiment in experiments:
-        yield from (record for record in records_by_seed(experiment, selection).values() if record is not None)
-
-
-def outside(verdict: Verdict) -> str:
-    """Return a line if the paper's difference lies outside our interval, whatever the verdict."""
-    paper, limits = in_the_paper(verdict), verdict.paired.interval
-    if paper is None or limits is None or limits[0] <= paper <= limits[1]:
-        return ""
-    return f"{verdict.claim.statement}: {difference(paper)}, ours {numbers(verdict.paired)}"
+def is_outside(paper: float | None, paired: Paired) -> bool:
+    """Return whether the paper's difference lies outside our interval."""
+    return paper is not None and paired.interval is not None and not paired.interval[0] <= paper <= paired.interval[1]
 
 
 def reason(verdict: Verdict) -> str:
@@ -174,26 +147,26 @@ def reason(verdict: Verdict) -> str:
     return numbers(verdict.paired)
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
-
-
 def page(selection: Selection) -> str:
     confirmatory, exploratory = (replace(selection, seeds=seeds) for seeds in (CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS))
     plans = [(plan, selection) for plan in (*STUDIES.values(), PLANS["table2"], PLANS["table3"], *CONFIRM.values())]
-    tables = [(plan, tabulate(plan, of_plan)) for plan, of_plan in (*plans, *own_plans(selection.runs.measured))]
-    paths = sorted(selection.runs.measured.glob("*/record.json"))
-    records = [record for path in paths if (record := read_record(path)) is not None]
+    tables = [tabulate(plan, of_plan) for plan, of_plan in (*plans, *own_plans(selection.runs.measured))]
+    records = [read_record(path) for path in sorted(selection.runs.measured.glob("*/record.json"))]
     return render(
         "evidence_page.md.j2", selection, docs="",
         choices=list(choices(exploratory)),
         readings=readings(exploratory),
-        cells_by_seeds={
-            "Confirmatory seeds, 3 to 9: every cell of every statement": cells_table(confirmatory),
-            "Exploratory seeds, 0 to 2: every cell behind README's table": cells_table(exploratory),
+        verdicts_by_seeds={
+            "Confirmatory seeds, 3 to 9: every cell of every statement": verdicts_with_runs(confirmatory),
+            "Exploratory seeds, 0 to 2: every cell behind README's table": verdicts_with_runs(exploratory),
         },
-        tables=[(plan, table.note, text) for plan, table in tables if (text := finished_part(table))],
-        failures=[record for record in records if record["status"] != "finished"],
+        tables=[(table, text) for table in tables if (text := finished_part(table))],
+        failures=[record for record in records if record and record["status"] != "finished"],
     )  # fmt: skip
+
+
+def verdicts_with_runs(selection: Selection) -> list[Verdict]:
+    return [verdict for claim in CLAIMS.values() if (verdict := judge(claim, selection)).started]
 
 
 def choices(selection: Selection) -> Iterator[tuple[str, str, Verdict]]:
@@ -205,29 +178,17 @@ def choices(selection: Selection) -> Iterator[tuple[str, str, Verdict]]:
             yield question, answer, verdict
 
 
-def readings(selection: Selection) -> dict[str, Any]:
-    """Return how far ours are from the published accuracies in both readings of Split CIFAR-100, if both have runs."""
-    text, code, rows = [], [], 0
+def readings(selection: Selection) -> list[tuple[int, float, float]]:
+    """Return (rows, our mean distance to the paper with 20, with 10 tasks of CIFAR-100) in Task-IL and Class-IL."""
+    distances = []
     for id in ("table2", "table3"):
         results = tabulate(PLANS[id], selection).results.values()
         gaps = {result.cell.experiment: result.difference for result in results if result.difference is not None}
         pairs = [(gaps[replace(experiment, data="cifar100")], gap) for experiment, gap in gaps.items()
                  if experiment.data == "cifar100-10" and replace(experiment, data="cifar100") in gaps]  # fmt: skip
-        if not pairs:
-            return {}
-        rows = rows or len(pairs)
-        text.append(difference(mean(pair[0] for pair in pairs)))
-        code.append(difference(mean(pair[1] for pair in pairs)))
-    return {"rows": rows, "text": text, "code": code}
-
-
-def cells_table(selection: Selection) -> str:
-    rows = [
-        (claim.statement, name, difference(cell.mean), interval(cell), str(cell.n), f"{cell.wins} of {cell.n}")
-        for claim in CLAIMS.values()
-        for name, cell in judge(claim, selection).started.items()
-    ]
-    return markdown_table(("statement", "cell", "difference", "95 % interval", "n", "wins"), rows) if rows else ""
+        if pairs:
+            distances.append((len(pairs), mean(pair[0] for pair in pairs), mean(pair[1] for pair in pairs)))
+    return distances
 
 
 def finished_part(table: Table) -> str:
@@ -236,7 +197,7 @@ def finished_part(table: Table) -> str:
     rows = [row for row in table.rows if any(row == key[0] for key in results)]
     columns = [column for column in table.columns if any(column == key[1] for key in results)]
     lines = [(row[1], *(number(results.get((row, column))) for column in columns)) for row in rows]
-    return markdown_table(("", *(", ".join(column) for column in columns)), lines) if rows else ""
+    return markdown_table(("", *map(", ".join, columns)), lines) if rows else ""
 
 
 def own_plans(measured: Path) -> Iterator[tuple[Plan, Selection]]:
@@ -251,18 +212,14 @@ def own_plans(measured: Path) -> Iterator[tuple[Plan, Selection]]:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def with_part(text: str, part: str) -> str:
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise UsageError(f"{README.name} has no lines {BEGIN!r} and {END!r}; put them where the table belongs")
-    return f"{before}{BEGIN}\n{part}\n{END}{after}"
-
-
 def expected_files() -> dict[Path, str]:
     """Return README and page as the records have them."""
-    selection = evidence()
-    return {README: with_part(README.read_text(encoding="utf-8"), readme_part(selection)), PAGE: page(selection)}
+    selection, readme = evidence(), README.read_text(encoding="utf-8")
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise UsageError(f"{README.name} has no lines {BEGIN!r} and {END!r}; put them where the table belongs")
+    return {README: f"{before}{begin}\n{readme_part(selection)}\n{end}{after}", PAGE: page(selection)}
 
 
 def draw_figure() -> list[Path]:
@@ -277,7 +234,7 @@ def draw_figure() -> list[Path]:
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m scripts.evidence", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
-    arguments = parser.parse_args(argv)
+    check = parser.parse_args(argv).check
     try:
         texts = expected_files()
     except (UsageError, OSError) as error:
@@ -285,12 +242,12 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
-        if not arguments.check:
+        if not check:
             path.write_text(texts[path], encoding="utf-8")
-        print(f"{path.relative_to(ROOT)}: {'not what the records say' if arguments.check else 'written'}")
-    for path in [] if arguments.check else draw_figure():
+        print(f"{path.relative_to(ROOT)}: {'not what the records say' if check else 'written'}")
+    for path in [] if check else draw_figure():
         print(f"{path.relative_to(ROOT)}: drawn")
-    return 1 if stale and arguments.check else 0
+    return 1 if stale and check else 0
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def finished_table4(folder, *, without: str = "", **changes) -> tuple[Selection,
 
 
 def page_of(tables, facts=(), problems=(), folder=Path("reports")) -> str:
-    return render.html(render.Report(tables, list(facts), list(problems), [], []), folder)
+    return render.html(render.Report(tables, list(facts), list(problems)), folder)
 
 
 OFFLINE = "Split Mini-ImageNet, M = 2000"
@@ -119,15 +119,12 @@ def test_our_single_seeds_are_paired(tmp_path):
 
 
 def test_few_pairs_are_called_few():
-    assert signed_rank([1.0, 2.0, 3.0]).text() == (
-        "2.5e-01 (n = 3: above in 3, below in 0; too few pairs to mean anything)"
-    )
-    assert signed_rank([0.0, 0.0]).text() == "all 2 pairs equal"
-    assert signed_rank([0.0] * 5 + [-1.0]).text() == (
-        "1.0e+00 (n = 1: above in 0, below in 1, 5 equal; too few pairs to mean anything)"
-    )
+    few = "too few pairs to mean anything"
+    assert signed_rank([1.0, 2.0, 3.0])[0] == f"2.5e-01 (n = 3: above in 3, below in 0; {few})"
+    assert signed_rank([0.0, 0.0]) == ("all 2 pairs equal", {})
+    assert signed_rank([0.0] * 5 + [-1.0])[0] == f"1.0e+00 (n = 1: above in 0, below in 1, 5 equal; {few})"
     assert signed_rank([0.3 - 0.1, 0.2, -0.2, 0.1 + 0.1, 0.2, 0.2]) == signed_rank([0.2, 0.2, -0.2, 0.2, 0.2, 0.2])
-    assert signed_rank([]).text() == "missing"
+    assert signed_rank([]) == ("missing", {})
 
 
 def test_numbers_of_the_tests_are_numbers_in_the_csv(tmp_path):
@@ -158,7 +155,7 @@ def test_direction_is_the_metrics_own(metric, best):
         (("", row), ("x",)): Result(Cell("", row, ("x",), Experiment("er", "bn", "digits"), path), {0: value})
         for row, value in (("a", 1.0), ("b", 2.0))
     }
-    table = Table("t", "", "", "", [("x",)], [("", "a"), ("", "b")], results, comparable=False)
+    table = Table("t", "", SMOKE, results)
     assert [result.cell.row for result in results.values() if table.is_best(result)] == [best]
 
 
@@ -228,7 +225,7 @@ def test_figures_are_part_of_the_page(tmp_path):
         (tmp_path / f"{stem}.svg").write_text(f"<svg>{stem}</svg>")
     picture = render.Picture("fig3", "heat", "heat, as run here", tmp_path)
     table = tabulate(PLANS["fig3"], selection(tmp_path))
-    page = render.html(render.Report([table], [], [], [], [picture]), tmp_path)
+    page = render.html(render.Report([table], pictures=[picture]), tmp_path)
     light, dark = (base64.b64encode(f"<svg>{stem}</svg>".encode()).decode() for stem in ("fig3", "fig3-dark"))
     assert f'src="data:image/svg+xml;base64,{light}"' in page
     assert f'srcset="data:image/svg+xml;base64,{dark}"' in page

@@ -57,7 +57,8 @@ def of_recordings(id: str, draw: Callable[..., Drawing], **arguments: Any) -> Dr
 
 def after_each_task(selection: Selection, theme: Theme) -> Drawing | None:
     curves = {}
-    for key, buffer, data in places(selection.runs.preset):
+    for key, buffer in places(selection.runs.preset):
+        data = f"{selection.runs.preset.data[key].title}, M = {buffer}"
         for model in ONLINE:
             for setting, title in SETTINGS.items():
                 curves[f"{title}, {METHODS[model]}, {data}"] = {
@@ -69,7 +70,7 @@ def after_each_task(selection: Selection, theme: Theme) -> Drawing | None:
 
 def _means_after_tasks(experiment: Experiment, setting: str, selection: Selection) -> list[list[float]]:
     records = records_by_seed(experiment, selection).values()
-    matrices = [record["results"][setting]["matrix"] for record in records if record]
+    matrices = [record["results"][setting]["matrix"] for record in records]
     return [[sum(row[: i + 1]) / (i + 1) for i, row in enumerate(matrix)] for matrix in matrices]
 
 
@@ -77,8 +78,7 @@ def while_training(selection: Selection, theme: Theme) -> Drawing | None:
     plan, records = STUDIES["anytime"], {}
     for cell in plan.cells(selection.runs.preset):
         for record in records_by_seed(cell.experiment, selection.for_plan(plan)).values():
-            if record is not None:
-                records[cell.experiment.norm] = record
+            records[cell.experiment.norm] = record
     return tabled.while_training(records, theme)
 
 

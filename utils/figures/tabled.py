@@ -28,10 +28,10 @@ def gains(table: Table, theme: Theme) -> Drawing | None:
     """Bars of gains over BN: a panel for every setting and method, colours for norms, hatches for what varies."""
     from matplotlib import pyplot
 
-    if not any(result.finished for result in table.results.values()):
+    if not any(result.n for result in table.results.values()):
         return None
     panels = list(dict.fromkeys(column[:2] for column in table.columns))
-    rows = [row for row in table.rows if any(table.results[row, column].finished for column in table.columns)]
+    rows = [row for row in table.rows if any(table.results[row, column].n for column in table.columns)]
     figure, grid = pyplot.subplots(2, 2, figsize=(PAGE, 4.0), sharex=True, sharey="row")
     for axes, panel in zip(grid.flat, panels, strict=True):
         bars = [column for column in table.columns if column[:2] == panel]
@@ -43,13 +43,13 @@ def gains(table: Table, theme: Theme) -> Drawing | None:
             shown = [table.results[row, column] for row in rows]
             places = np.arange(len(rows)) + (number - (len(bars) - 1) / 2) * width
             axes.bar(
-                places, [result.mean if result.finished else 0 for result in shown], width, color=colour_of(norm),
+                places, [result.mean or 0 for result in shown], width, color=colour_of(norm),
                 yerr=[result.std or 0 for result in shown], hatch=HATCHES[variants.index(variant)],
                 edgecolor=theme.paper, linewidth=0.5, error_kw={"ecolor": theme.ink, "elinewidth": 0.6},
                 label=f"{label_of(norm)}, {variant}",
             )  # fmt: skip
             for place, result in zip(places, shown, strict=True):
-                if not result.finished:
+                if not result.n:
                     axes.text(place, 0, "missing", rotation=90, ha="center", va="bottom", fontsize=5, color=theme.ink)
         axes.axhline(0, color=theme.ink, linewidth=0.6)
         axes.set_title(", ".join(panel))
@@ -71,7 +71,7 @@ def heat_map(table: Table, theme: Theme) -> Drawing | None:
     """Accuracy for every κ (down) and λ (across), a panel for each setting; a cell without runs stays empty."""
     from matplotlib import pyplot
 
-    if not any(result.finished for result in table.results.values()):
+    if not any(result.n for result in table.results.values()):
         return None
     settings = list(dict.fromkeys(row[1].partition(", ")[0] for row in table.rows))
     figure, panels = pyplot.subplots(1, len(settings), figsize=(PAGE, 2.6))
@@ -132,7 +132,7 @@ def z_scores(tables: list[Table], theme: Theme) -> Drawing | None:
     """How far every cell is from the published one, in standard errors; only where that can be compared."""
     from matplotlib import pyplot
 
-    cells = [(table.id, result) for table in tables if table.comparable for result in table.results.values()]
+    cells = [(table.id, result) for table in tables if table.preset.comparable for result in table.results.values()]
     cells = [(id, result) for id, result in cells if result.z is not None]
     if not cells:
         return None

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from statistics import mean
 
 from utils.studies.compare import CONFIDENCE, Paired, averaged, values_by_seed
 from utils.studies.plans import (
@@ -32,10 +32,12 @@ from utils.studies.plans import (
     Experiment,
     Flags,
     faa,
+    memories,
     places,
     title_of,
 )
 from utils.studies.presets import Preset
+from utils.studies.results import published_value
 from utils.studies.selection import Selection
 
 HOLDS, FAILS, OPEN, NO_RUNS = "holds", "does not hold", "inconclusive", "no runs"
@@ -43,6 +45,8 @@ ENOUGH = 3  # seeds: as many as the paper has
 FORGETTING = ("results", TASK_IL, "metrics", "forgetting_as_published")
 
 NamedCells = Iterator[tuple[str, Comparison]]
+Cells = Callable[[Preset], NamedCells]
+Variant = tuple[str, Flags]  # norm and further flags
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Claim:
     id: str
     statement: str
     source: str  # where the paper says so, or that it is our question
-    cells: Callable[[Preset], NamedCells]
+    cells: Cells
     every: bool = False  # whether it is about every cell, not about their average
     alike: float | None = None  # points within which it calls two things alike; the margin is ours
 
@@ -62,23 +66,22 @@ def minus(first: Experiment, second: Experiment, metric: tuple[str, ...]) -> Com
     return Comparison(((1, first), (-1, second)), metric)
 
 
-def _name(preset: Preset, model: str, key: str, buffer: int) -> str:
-    return f"{METHODS[model]}, {preset.data[key].title}, M = {buffer}"
+def online(first: Variant, second: Variant, metric: tuple[str, ...] = faa(CLASS_IL), *, studied: bool = False) -> Cells:
+    """Return one variant minus another with both online methods, for every memory or only where studies are run."""
 
+    def cells(preset: Preset) -> NamedCells:
+        for model in ONLINE:
+            for key, buffer in places(preset) if studied else memories(preset, ("cifar10", "cifar100", "miniimg")):
+                ours, theirs = (Experiment(model, norm, key, buffer, flags) for norm, flags in (first, second))
+                yield f"{METHODS[model]}, {preset.data[key].title}, M = {buffer}", minus(ours, theirs, metric)
 
-def online(preset: Preset, first: str, second: str, metric: tuple[str, ...], flags: Flags = ()) -> NamedCells:
-    """Yield one norm minus another, with both online methods, on every data set and buffer size."""
-    for model in ONLINE:
-        for key in ("cifar10", "cifar100", "miniimg"):
-            for buffer in preset.data[key].buffers if key in preset.data else ():
-                ours, theirs = (Experiment(model, norm, key, buffer, flags) for norm in (first, second))
-                yield _name(preset, model, key, buffer), minus(ours, theirs, metric)
+    return cells
 
 
 def gain_of_gains(preset: Preset, flags: Flags) -> NamedCells:
     """Yield AdaB2N's gain over BN with these flags minus that without them, Class-IL."""
-    without = dict(online(preset, "adab2n", "bn", faa(CLASS_IL)))
-    for name, gain in online(preset, "adab2n", "bn", faa(CLASS_IL), flags):
+    without = dict(online(ADAB2N, BN)(preset))
+    for name, gain in online(("adab2n", flags), ("bn", flags))(preset):
         yield name, Comparison((*gain.terms, *without[name].negated.terms), gain.metric)
 
 
@@ -93,92 +96,81 @@ def range_of_kappa_and_lambda(preset: Preset) -> NamedCells:
 
 
 def less_forgetting(preset: Preset) -> NamedCells:
-    for norm in ("bn", "cn"):
-        for name, comparison in online(preset, norm, "adab2n", FORGETTING):
-            yield f"{name}, {title_of(norm)}", comparison
+    for other in (BN, CN):
+        for name, comparison in online(other, ADAB2N, FORGETTING)(preset):
+            yield f"{name}, {title_of(other[0])}", comparison
 
 
-def without_replay(preset: Preset, model: str, norms: tuple[str, ...]) -> NamedCells:
-    """Yield AdaB2N minus other norms as in Table 8."""
-    for key in ("cifar10", "cifar100-10"):
-        for norm in norms if key in preset.data else ():
-            for setting, title in SETTINGS.items():
-                ours, theirs = (Experiment(model, name, key) for name in ("adab2n", norm))
-                yield f"{preset.data[key].title}, {title}, {title_of(norm)}", minus(ours, theirs, faa(setting))
+def without_replay(model: str, *norms: str) -> Cells:
+    """Return AdaB2N minus other norms as in Table 8."""
+
+    def cells(preset: Preset) -> NamedCells:
+        for key in ("cifar10", "cifar100-10"):
+            for norm in norms if key in preset.data else ():
+                for setting, title in SETTINGS.items():
+                    ours, theirs = (Experiment(model, name, key) for name in ("adab2n", norm))
+                    yield f"{preset.data[key].title}, {title}, {title_of(norm)}", minus(ours, theirs, faa(setting))
+
+    return cells
 
 
 def bn_above_in_joint_training(preset: Preset) -> NamedCells:
-    for name, comparison in without_replay(preset, "joint", ("bn",)):
+    for name, comparison in without_replay("joint", "bn")(preset):
         yield name, comparison.negated
 
 
-def offline(preset: Preset, first: str, second: str) -> NamedCells:
-    key = "miniimg" if "miniimg" in preset.data else "offline"
-    flags = (("scenario", "offline"), *preset.offline.items())
-    for model in METHODS:
-        for setting, title in SETTINGS.items():
-            buffer = preset.data[key].buffers[0]
-            ours, theirs = (Experiment(model, norm, key, buffer, flags) for norm in (first, second))
-            yield f"{METHODS[model]}, {title}", minus(ours, theirs, faa(setting))
+def offline(first: str, second: str) -> Cells:
+    """Return one norm minus another as in Table 4."""
 
+    def cells(preset: Preset) -> NamedCells:
+        key = "miniimg" if "miniimg" in preset.data else "offline"
+        flags = (("scenario", "offline"), *preset.offline.items())
+        buffer = preset.data[key].buffers[0]
+        for model, method in METHODS.items():
+            for setting, title in SETTINGS.items():
+                ours, theirs = (Experiment(model, norm, key, buffer, flags) for norm in (first, second))
+                yield f"{method}, {title}", minus(ours, theirs, faa(setting))
 
-Variant = tuple[str, Flags]  # norm and further flags
-
-
-def studied(preset: Preset, first: Variant, second: Variant) -> NamedCells:
-    """Yield one variant minus another in Class-IL, with both online methods, where the studies are run."""
-    for model in ONLINE:
-        for key, buffer, _ in places(preset):
-            ours, theirs = (Experiment(model, norm, key, buffer, flags) for norm, flags in (first, second))
-            yield _name(preset, model, key, buffer), minus(ours, theirs, faa(CLASS_IL))
+    return cells
 
 
 # --- the statements, in the paper's order; then our questions ---------------------------------------------------------
 
-BN: Variant = ("bn", ())
-BN_JOINT: Variant = ("bn", JOINT)
-CN: Variant = ("cn", ())
-CN_LEARNED: Variant = ("cn", LEARNED)
-ADAB2N: Variant = ("adab2n", ())
+BN, CN, ADAB2N = (("bn", ()), ("cn", ()), ("adab2n", ()))
+BN_JOINT, CN_LEARNED = ("bn", JOINT), ("cn", LEARNED)
 TABLE_2, TABLE_3, TABLE_4, TABLE_8 = "Sec. 5, Table 2", "Sec. 5, Table 3", "Sec. 5, Table 4", "App. C, Table 8"
 OURS = "our question"
 
-
-def cells(build: Callable[..., NamedCells], *arguments: Any) -> Callable[[Preset], NamedCells]:
-    return lambda preset: build(preset, *arguments)
-
-
 _CLAIMS = (
-    Claim("class-il", "AdaB²N is above BN in online Class-IL on every benchmark", TABLE_3,
-          cells(online, "adab2n", "bn", faa(CLASS_IL)), every=True),
+    Claim("class-il", "AdaB²N is above BN in online Class-IL on every benchmark", TABLE_3, online(ADAB2N, BN),
+          every=True),
     Claim("task-il", "AdaB²N is above BN in online Task-IL on every benchmark", TABLE_2,
-          cells(online, "adab2n", "bn", faa(TASK_IL)), every=True),
+          online(ADAB2N, BN, faa(TASK_IL)), every=True),
     Claim("above-cn", "AdaB²N is above CN in online Class-IL over a range of memory sizes", TABLE_3,
-          cells(online, "adab2n", "cn", faa(CLASS_IL)), every=True),
-    Claim("cn", "CN is moderately above BN in online Class-IL", TABLE_3, cells(online, "cn", "bn", faa(CLASS_IL))),
-    Claim("below-gn", "BN is above GN in online Class-IL", TABLE_3, cells(online, "bn", "gn", faa(CLASS_IL))),
-    Claim("below-ln", "BN is above LN in online Class-IL", TABLE_3, cells(online, "bn", "ln", faa(CLASS_IL))),
-    Claim("below-in", "BN is above IN in online Class-IL", TABLE_3, cells(online, "bn", "in", faa(CLASS_IL))),
+          online(ADAB2N, CN), every=True),
+    Claim("cn", "CN is moderately above BN in online Class-IL", TABLE_3, online(CN, BN)),
+    Claim("below-gn", "BN is above GN in online Class-IL", TABLE_3, online(BN, ("gn", ()))),
+    Claim("below-ln", "BN is above LN in online Class-IL", TABLE_3, online(BN, ("ln", ()))),
+    Claim("below-in", "BN is above IN in online Class-IL", TABLE_3, online(BN, ("in", ()))),
     Claim("batch-32", "AdaB²N's gain over BN grows with batches of 32", "Sec. 5, Fig. 2",
           lambda preset: gain_of_gains(preset, (("batch_size", preset.large_batch),))),
     Claim("ring", "AdaB²N's gain over BN is alike with reservoir and ring buffer", "App. C, Fig. 5",
-          cells(gain_of_gains, (("buffer_mode", "ring"),)), alike=2.0),
+          lambda preset: gain_of_gains(preset, (("buffer_mode", "ring"),)), alike=2.0),
     Claim("kappa-lambda", "AdaB²N improves on BN for a wide range of κ and λ", "Sec. 5, Fig. 3",
           range_of_kappa_and_lambda, every=True),
     Claim("forgetting", "AdaB²N forgets less than BN and CN in online Task-IL", "App. C, Table 11", less_forgetting),
-    Claim("fine-tuning", "Fine-tuned, AdaB²N is above BN and CN", TABLE_8, cells(without_replay, "sgd", ("bn", "cn"))),
+    Claim("fine-tuning", "Fine-tuned, AdaB²N is above BN and CN", TABLE_8, without_replay("sgd", "bn", "cn")),
     Claim("joint-training", "Trained jointly, AdaB²N is not above BN: BN is above it", TABLE_8,
           bn_above_in_joint_training),
-    Claim("offline", "AdaB²N is above BN offline, LiDER included, in most cases", TABLE_4,
-          cells(offline, "adab2n", "bn")),
-    Claim("offline-cn", "CN is below BN offline", TABLE_4, cells(offline, "bn", "cn")),
+    Claim("offline", "AdaB²N is above BN offline, LiDER included, in most cases", TABLE_4, offline("adab2n", "bn")),
+    Claim("offline-cn", "CN is below BN offline", TABLE_4, offline("bn", "cn")),
     Claim("same-forward", "AdaB²N is above BN in the same joint forward, Class-IL", OURS,
-          cells(studied, ADAB2N, BN_JOINT)),
-    Claim("bn-joint", "BN gains from a joint forward, Class-IL", OURS, cells(studied, BN_JOINT, BN)),
+          online(ADAB2N, BN_JOINT, studied=True)),
+    Claim("bn-joint", "BN gains from a joint forward, Class-IL", OURS, online(BN_JOINT, BN, studied=True)),
     Claim("cn-learned", "CN gains from learning its affine parameters, Class-IL", OURS,
-          cells(studied, CN_LEARNED, CN)),
+          online(CN_LEARNED, CN, studied=True)),
     Claim("above-cn-learned", "AdaB²N is above CN with learned affine parameters, Class-IL", OURS,
-          cells(studied, ADAB2N, CN_LEARNED)),
+          online(ADAB2N, CN_LEARNED, studied=True)),
 )  # fmt: skip
 CLAIMS = {claim.id: claim for claim in _CLAIMS}
 
@@ -193,6 +185,14 @@ class Verdict:
     started: dict[str, Paired]  # the cells with at least one seed
     cells: dict[str, Paired]  # of these, the cells with enough seeds
     missing: tuple[str, ...]  # the cells without any
+    comparisons: tuple[Comparison, ...] = ()  # of `cells`
+
+    @property
+    def paper(self) -> float | None:
+        """The published mean over the same cells, None if the paper lacks one of them."""
+        values = [published_value(comparison) for comparison in self.comparisons]
+        known = [value for value in values if value is not None]
+        return mean(known) if known and len(known) == len(values) else None
 
     @property
     def fewer(self) -> dict[str, Paired]:
@@ -233,7 +233,8 @@ class Verdict:
 
 
 def judge(claim: Claim, selection: Selection) -> Verdict:
-    cells = {name: values_by_seed(cell, selection) for name, cell in claim.cells(selection.runs.preset)}
+    comparisons = dict(claim.cells(selection.runs.preset))
+    cells = {name: values_by_seed(comparison, selection) for name, comparison in comparisons.items()}
     started = {name: Paired(tuple(values.values())) for name, values in cells.items() if values}
     enough = min(ENOUGH, max((cell.n for cell in started.values()), default=0))
     counted = {name: cell for name, cell in started.items() if cell.n >= enough}
@@ -243,6 +244,7 @@ def judge(claim: Claim, selection: Selection) -> Verdict:
         started,
         counted,
         missing=tuple(name for name in cells if name not in started),
+        comparisons=tuple(comparisons[name] for name in counted),
     )
 
 

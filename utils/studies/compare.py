@@ -14,35 +14,24 @@ from utils.studies.selection import Selection
 CONFIDENCE = 0.95
 
 
-Records = dict[int, dict[str, Any] | None]  # by seed, None where a run is not finished
-
-
-def records_by_seed(experiment: Experiment, selection: Selection) -> Records:
-    runs = selection.final(experiment)
-    if runs is None:
-        return dict.fromkeys(selection.seeds)
-    return {seed: selection.runs.record(run) for seed, run in zip(selection.seeds, runs, strict=True)}
+def records_by_seed(experiment: Experiment, selection: Selection) -> dict[int, dict[str, Any]]:
+    """Return the records of the experiment's finished runs."""
+    runs = zip(selection.seeds, selection.final(experiment) or (), strict=False)
+    return {seed: record for seed, run in runs if (record := selection.runs.record(run)) is not None}
 
 
 def values_by_seed(comparison: Comparison, selection: Selection) -> dict[int, float]:
     """Return the comparison's value for every seed whose runs are all finished."""
-    return totals_by_seed(comparison, [records_by_seed(e, selection) for e in comparison.experiments])
+    records = [records_by_seed(experiment, selection) for experiment in comparison.experiments]
+    seeds = [seed for seed in selection.seeds if all(seed in by_seed for by_seed in records)]
+    values = {seed: comparison.total([_metric(by_seed[seed], comparison.metric) for by_seed in records])
+              for seed in seeds}  # fmt: skip
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
-def totals_by_seed(comparison: Comparison, records: Sequence[Records]) -> dict[int, float]:
-    """Return the comparison's value by seed from the records of its experiments, each by seed."""
-    values = {}
-    for seed in records[0]:
-        value = comparison.total([metric_in(of_experiment[seed], comparison.metric) for of_experiment in records])
-        if value is not None:
-            values[seed] = value
-    return values
-
-
-def metric_in(record: Any, metric: tuple[str, ...]) -> float | None:
-    """Return the number at this path in a record, None without a record."""
-    for key in metric:
-        record = None if record is None else record[key]
+def _metric(record: Any, path: tuple[str, ...]) -> float | None:
+    for key in path:
+        record = record[key]
     return record
 
 

@@ -130,14 +130,14 @@ def faa(setting: str) -> tuple[str, ...]:
 ALL_DATA = ("cifar10", "cifar100", "cifar100-10", "miniimg")
 
 
-def places(preset: Preset) -> Iterator[tuple[str, int, str]]:
-    """Yield (data, buffer, title) of the studies: the smaller buffer of both CIFARs, or of what stands for them."""
+def places(preset: Preset) -> Iterator[tuple[str, int]]:
+    """Yield (data, buffer) of the studies: the smaller buffer of both CIFARs, or of what stands for them."""
     for key in ("cifar10", "cifar100"):
-        buffer = preset.data[key].buffers[0]
-        yield key, buffer, f"{preset.data[key].title}, M = {buffer}"
+        yield key, preset.data[key].buffers[0]
 
 
-def _columns(preset: Preset, keys: Sequence[str] = ALL_DATA) -> Iterator[tuple[str, int]]:
+def memories(preset: Preset, keys: Sequence[str] = ALL_DATA) -> Iterator[tuple[str, int]]:
+    """Yield (data, buffer) for every buffer size of these data sets, as far as the preset has them."""
     for key in keys:
         if key in preset.data:
             for buffer in preset.data[key].buffers:
@@ -157,7 +157,7 @@ def _online(preset: Preset, table: str, metric: tuple[str, ...]) -> Iterator[Cel
     for model in (*ONLINE, *preset.also_models):
         method = METHODS.get(model, model)
         for norm in (*NORMS, *preset.also):
-            for key, buffer in _columns(preset):
+            for key, buffer in memories(preset):
                 index = preset.data[key].buffers.index(buffer)
                 published = (table, f"{method} w/ {in_paper(norm)}", _published_column(key, index))
                 own_memory = cast("type[Method]", MODELS.get(model).build).uses_buffer
@@ -256,7 +256,7 @@ def table8(preset: Preset) -> Iterator[Cell]:
 
 def _gains(preset: Preset, variants: dict[str, Flags]) -> Iterator[Cell]:
     """Yield gains over BN under otherwise equal conditions."""
-    for key, buffer in _columns(preset, ("cifar10", "cifar100", "miniimg")):
+    for key, buffer in memories(preset, ("cifar10", "cifar100", "miniimg")):
         for setting, setting_title in SETTINGS.items():
             for model in ONLINE:
                 for variant, flags in variants.items():

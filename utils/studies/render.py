@@ -5,20 +5,17 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from utils.packages import import_or_usage_error
 from utils.studies import claims
 from utils.studies.plans import METHODS, SETTINGS, title_of
 from utils.studies.results import NOTABLE, Result, Table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MISSING = "missing"
 TITLE = "AdaB²N: the paper and our runs"
@@ -36,9 +33,10 @@ class Picture:
     folder: Path
 
     def inlined(self) -> dict[str, str]:
-        light, dark = ((self.folder / f"{self.id}{suffix}.svg").read_bytes() for suffix in ("", "-dark"))
-        images = {"light": base64.b64encode(light).decode(), "dark": base64.b64encode(dark).decode()}
-        return {"id": self.id, "title": self.title, "caption": self.caption, **images}
+        light, dark = (
+            base64.b64encode((self.folder / f"{self.id}{suffix}.svg").read_bytes()).decode() for suffix in ("", "-dark")
+        )
+        return {"id": self.id, "title": self.title, "caption": self.caption, "light": light, "dark": dark}
 
 
 @dataclass(frozen=True)
@@ -46,17 +44,17 @@ class Report:
     """The contents of a report; every part may be empty."""
 
     tables: list[Table]
-    facts: list[str]
-    problems: list[str]
-    verdicts: list[claims.Verdict]
-    pictures: list[Picture]
+    facts: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    verdicts: list[claims.Verdict] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
     scale: str = ""  # preset and seeds, for captions
 
 
-# --- cells as text ----------------------------------------------------------------------------------------------------
+# --- cells ------------------------------------------------------------------------------------------------------------
 
 
-def with_std(mean: float | None, std: float | None, digits: int) -> str:
+def with_std(mean: float | None, std: float | None, digits: int = 2) -> str:
     if mean is None:
         return MISSING
     return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
@@ -66,15 +64,15 @@ def details(result: Result, table: Table) -> list[str]:
     """Return the number of seeds, the published number and the difference to it, as far as there are any."""
     texts = [f"n = {result.n}" if result.complete else f"n = {result.n} of {len(result.values)}"]
     if result.paper is not None:
-        texts.append(f"paper {with_std(result.paper, result.paper_std, table.digits)}")
-        if table.comparable and result.difference is not None:
-            texts.append(f"Δ {result.difference:+.{table.digits}f}")
+        texts.append(f"paper {with_std(result.paper, result.paper_std)}")
+        if table.preset.comparable and result.difference is not None:
+            texts.append(f"Δ {result.difference:+.2f}")
             texts.append("z –" if result.z is None else f"z {round(result.z, 1) + 0.0:+.1f}")  # never -0.0
     return texts
 
 
 def is_notable(result: Result, table: Table) -> bool:
-    return table.comparable and result.z is not None and abs(result.z) > NOTABLE
+    return table.preset.comparable and result.z is not None and abs(result.z) > NOTABLE
 
 
 def markdown_cell(result: Result | None, table: Table) -> str:
@@ -82,14 +80,14 @@ def markdown_cell(result: Result | None, table: Table) -> str:
         return ""
     bold = "**" if table.is_best(result) else ""
     flag = " ⚠" if is_notable(result, table) else ""
-    return f"{bold}{with_std(result.mean, result.std, table.digits)}{bold}{flag} ({'; '.join(details(result, table))})"
+    return f"{bold}{with_std(result.mean, result.std)}{bold}{flag} ({'; '.join(details(result, table))})"
 
 
 def latex_cell(result: Result | None, table: Table) -> str:
     if result is None or result.mean is None:
         return "--"
-    spread = "" if result.std is None else rf"{{\footnotesize \textpm {result.std:.{table.digits}f}}}"
-    text = f"{result.mean:.{table.digits}f}{spread}"
+    spread = "" if result.std is None else rf"{{\footnotesize \textpm {result.std:.2f}}}"
+    text = f"{result.mean:.2f}{spread}"
     return rf"\textbf{{{text}}}" if table.is_best(result) else text
 
 
@@ -98,13 +96,13 @@ def html_cell(result: Result | None, table: Table, folder: Path) -> dict[str, An
     if result is None:
         return None
     return {
-        "text": with_std(result.mean, result.std, table.digits),
+        "text": with_std(result.mean, result.std),
         "missing": result.mean is None,
         "best": table.is_best(result),
         "notable": is_notable(result, table),
         "details": details(result, table),
         "seeds": [
-            (seed, f"{result.values[seed]:.{table.digits}f}", Path(os.path.relpath(path, folder)).as_posix())
+            (seed, f"{result.values[seed]:.2f}", Path(os.path.relpath(path, folder)).as_posix())
             for seed, path in result.paths.items()
         ],
     }
@@ -118,10 +116,9 @@ Group = tuple[str, list[tuple[str, list[Any]]]]  # its title, and (name, cells) 
 def groups_of(table: Table, cell: Callable[[Result | None, Table], Any]) -> list[Group]:
     """Return the rows by group. A group has a title if the names of its rows do not begin with it."""
     groups: list[Group] = []
+    columns = table.columns
     for group, members in groupby(table.rows, key=lambda row: row[0]):
-        rows = [
-            (row[1], [cell(table.results.get((row, column)), table) for column in table.columns]) for row in members
-        ]
+        rows = [(row[1], [cell(table.results.get((row, column)), table) for column in columns]) for row in members]
         groups.append(("" if rows[0][0].startswith(group) else group, rows))
     return groups
 
@@ -133,11 +130,11 @@ def texts_of(table: Table) -> list[tuple[str, list[str]]]:
 
 def head_of(table: Table) -> list[list[tuple[str, int]]]:
     """Return the levels of the head, each as titles with the number of columns below them."""
-    head = []
-    for depth in range(1, 1 + max(map(len, table.columns))):
-        level = groupby(column[:depth] for column in table.columns)
-        head.append([(title[-1], len(list(members))) for title, members in level])
-    return head
+    depths = range(1, 1 + max(map(len, table.columns)))
+    return [
+        [(title[-1], len(list(members))) for title, members in groupby(column[:depth] for column in table.columns)]
+        for depth in depths
+    ]
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -153,19 +150,19 @@ def markdown(table: Table, scale: str = "") -> str:
     ]
     rows += [[name, *cells] for name, cells in texts_of(table)]
     caption = f"*In the paper: {table.caption}*" if table.caption else ""
-    content = markdown_table(["", *(", ".join(column) for column in table.columns)], rows)
+    content = markdown_table(["", *map(", ".join, table.columns)], rows)
     parts = [f"## {table.id}: {table.title}", caption, f"*{scale}*" if scale else "", content, table.note]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
-TEX = {
+TEX = str.maketrans({
     "±": r"\textpm ", "κ": r"$\kappa$", "λ": r"$\lambda$", "²": "$^2$", "%": r"\%", "&": r"\&", "_": r"\_",
     "Δ": r"$\Delta$", "–": "--", "#": r"\#",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def tex(text: str) -> str:
-    return "".join(TEX.get(letter, letter) for letter in text)
+    return text.translate(TEX)
 
 
 def latex(table: Table, scale: str = "") -> str:
@@ -173,25 +170,63 @@ def latex(table: Table, scale: str = "") -> str:
 
     It is shrunk to the width of the text if it is wider. It needs the packages booktabs and graphicx.
     """
-    caption = table.caption if table.comparable and table.caption else f"{table.title}. {scale}".strip()
+    width = len(table.columns)
+    caption = table.caption if table.preset.comparable and table.caption else f"{table.title}. {scale}".strip()
     lines = [
         r"\begin{table*}", r"\centering", rf"\caption{{{tex(caption)}}}", rf"\label{{table:{table.id}}}",
         r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
-        rf"\begin{{tabular}}{{l{'c' * len(table.columns)}}}", r"\toprule",
+        rf"\begin{{tabular}}{{l{'c' * width}}}", r"\toprule",
     ]  # fmt: skip
     for level in head_of(table):
-        titles = [rf"\multicolumn{{{width}}}{{c}}{{{tex(title)}}}" if width > 1 else tex(title)
-                  for title, width in level]  # fmt: skip
+        titles = [rf"\multicolumn{{{span}}}{{c}}{{{tex(title)}}}" if span > 1 else tex(title) for title, span in level]
         lines.append(" & ".join(["", *titles]) + r" \\")
     for number, (title, rows) in enumerate(groups_of(table, latex_cell)):
         if number == 0 or len(rows) > 1:
             lines.append(r"\midrule")
         if title:
-            lines.append(rf"\multicolumn{{{len(table.columns) + 1}}}{{l}}{{\textit{{{tex(title)}}}}} \\")
+            lines.append(rf"\multicolumn{{{width + 1}}}{{l}}{{\textit{{{tex(title)}}}}} \\")
         lines += [" & ".join([tex(name), *cells]) + r" \\" for name, cells in rows]
-    texts = [" & ".join(map(tex, [name, *cells])) + r" \\" for name, cells in texts_of(table)]
-    lines += [r"\midrule", *texts] if texts else []
+    if texts := texts_of(table):
+        lines += [r"\midrule", *(" & ".join(map(tex, [name, *cells])) + r" \\" for name, cells in texts)]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table*}", ""])
+
+
+def as_csv(tables: list[Table]) -> str:
+    """Return one line per cell, numbers as numbers; of tables without cells, the texts and their numbers."""
+    import pandas
+
+    rows = [csv_row(table, result) for table in tables for result in table.results.values()]
+    texts = [
+        {
+            "table": table.id,
+            "row": row,
+            "column": " / ".join(column),
+            "text": text,
+            **table.numbers.get((row, column), {}),
+        }
+        for table in tables
+        for row, texts in table.texts.items()
+        for column, text in texts.items()
+    ]
+    frame = pandas.DataFrame(rows).astype({"memory": "Int64"}) if rows else pandas.DataFrame(texts)
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+def csv_row(table: Table, result: Result) -> dict[str, Any]:
+    cell, experiment, comparable = result.cell, result.cell.experiment, table.preset.comparable
+    data = table.preset.data.get(experiment.data)
+    return {
+        "table": table.id, "row": cell.row, "column": " / ".join(cell.column),
+        "method": METHODS.get(experiment.model, experiment.model), "norm": title_of(experiment.norm),
+        "dataset": data.title if data else experiment.data, "memory": experiment.buffer,
+        "flags": " ".join(f"{name}={value}" for name, value in experiment.flags),
+        "over": "" if cell.baseline is None else title_of(cell.baseline.norm),
+        "setting": next((SETTINGS[key] for key in cell.metric if key in SETTINGS), ""), "metric": cell.metric[-1],
+        "ours": result.mean, "ours_std": result.std, "n": result.n, "seeds": len(result.values),
+        "paper": result.paper, "paper_std": result.paper_std,
+        "difference": result.difference if comparable else None, "z": result.z if comparable else None,
+        "values": " ".join("" if value is None else repr(value) for value in result.values.values()),
+    }  # fmt: skip
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -216,7 +251,7 @@ def html(report: Report, folder: Path) -> str:
         ids=[table.id for table in report.tables],
         figures=[picture.inlined() for picture in report.pictures],
         verdicts=[claims.words(verdict) for verdict in report.verdicts], claim_head=claims.HEAD,
-        comparable=any(table.comparable for table in report.tables), notable=f"{NOTABLE:g}",
+        comparable=any(table.preset.comparable for table in report.tables), notable=f"{NOTABLE:g}",
         has_paper=any(result.paper is not None for result in results),
         has_missing=any(result.mean is None for result in results),
     )  # fmt: skip
@@ -228,53 +263,6 @@ def page_of_markdown(report: Report) -> str:
     if report.verdicts:
         parts += [f"## {CLAIMS_TITLE}\n", markdown_table(claims.HEAD, map(claims.words, report.verdicts))]
     return "\n".join([*parts, *(markdown(table, report.scale) for table in report.tables)])
-
-
-# --- CSV --------------------------------------------------------------------------------------------------------------
-
-
-def frame(tables: list[Table]) -> pd.DataFrame:
-    """Return one row per cell: what was run in columns of their own, and numbers as numbers."""
-    import pandas
-
-    rows = []
-    for table in tables:
-        for (_, column), result in table.results.items():
-            cell, experiment = result.cell, result.cell.experiment
-            rows.append({
-                "table": table.id, "row": cell.row, "column": " / ".join(column),
-                "method": METHODS.get(experiment.model, experiment.model), "norm": title_of(experiment.norm),
-                "dataset": table.data.get(experiment.data, experiment.data), "memory": experiment.buffer,
-                "flags": " ".join(f"{name}={value}" for name, value in experiment.flags),
-                "over": "" if cell.baseline is None else title_of(cell.baseline.norm),
-                "setting": next((SETTINGS[key] for key in cell.metric if key in SETTINGS), ""),
-                "metric": cell.metric[-1],
-                "ours": result.mean, "ours_std": result.std, "n": result.n, "seeds": len(result.values),
-                "paper": result.paper, "paper_std": result.paper_std,
-                "difference": result.difference if table.comparable else None,
-                "z": result.z if table.comparable else None,
-                "values": " ".join("" if value is None else repr(value) for value in result.values.values()),
-            })  # fmt: skip
-    return pandas.DataFrame(rows).astype({"memory": "Int64"}) if rows else pandas.DataFrame()
-
-
-def as_csv(tables: list[Table]) -> str:
-    """Return the cells; of tables without cells, such as Table 10's tests, the texts and their numbers."""
-    import pandas
-
-    cells = frame([table for table in tables if table.results])
-    if cells.empty:
-        cells = pandas.DataFrame(
-            {"table": table.id, "row": row, "column": " / ".join(column), "text": text}
-            | table.numbers.get((row, " / ".join(column)), {})
-            for table in tables
-            for row, texts in table.texts.items()
-            for column, text in texts.items()
-        )
-    return cells.to_csv(index=False, lineterminator="\n")
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def write(folder: Path, report: Report) -> Path:

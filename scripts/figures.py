@@ -7,8 +7,8 @@ python -m scripts.figures run RUN_FOLDER      everything about one run
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 from scripts.reproduce import add_plan_arguments
@@ -20,7 +20,12 @@ from utils.errors import UsageError
 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    arguments = parser().parse_args(words)
+    parser = Parser(prog="scripts.figures", description=__doc__)
+    add_plan_arguments(
+        parser, "fig1 ... fig7, tasks, anytime, weights, forest, confounds, z, or all; run RUN_FOLDER for one run"
+    )
+    parser.add_argument("--output", help="folder (default: RESULTS_PATH/figures/PRESET)")
+    arguments = parser.parse_args(words)
     try:
         if arguments.ids[:1] == ["run"]:
             return draw_run(arguments)
@@ -31,37 +36,25 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="scripts.figures", description=__doc__)
-    add_plan_arguments(
-        parser, "fig1 ... fig7, tasks, anytime, weights, forest, confounds, z, or all; run RUN_FOLDER for one run"
-    )
-    parser.add_argument("--output", help="folder (default: RESULTS_PATH/figures/PRESET)")
-    return parser
-
-
-def draw_figures(arguments: argparse.Namespace) -> int:
+def draw_figures(arguments: Namespace) -> int:
     from utils.config.registry import close_matches
     from utils.figures.catalogue import FIGURES, draw
     from utils.studies.request import selection_of
 
     if unknown := [id for id in arguments.ids if id not in {"all", *FIGURES}]:
-        raise UsageError(
-            f"unknown figure {unknown[0]!r}{close_matches(unknown[0], list(FIGURES))} All: {', '.join(FIGURES)}"
-        )
+        matches = close_matches(unknown[0], list(FIGURES))
+        raise UsageError(f"unknown figure {unknown[0]!r}{matches} All: {', '.join(FIGURES)}")
     selection = selection_of(arguments)
     output = Path(arguments.output or Path(arguments.results_path) / "figures" / arguments.preset)
     drawn = 0
-    for chosen in FIGURES.values() if "all" in arguments.ids else (FIGURES[id] for id in arguments.ids):
-        if paths := draw(chosen, selection, output):
-            drawn += 1
-            print(f"{chosen.id}: {paths[0]}")
-        else:
-            print(f"{chosen.id}: no runs; python -m scripts.reproduce run {chosen.needs}")
+    for id in FIGURES if "all" in arguments.ids else arguments.ids:
+        paths = draw(FIGURES[id], selection, output)
+        drawn += bool(paths)
+        print(f"{id}: {paths[0] if paths else f'no runs; python -m scripts.reproduce run {FIGURES[id].needs}'}")
     return 0 if drawn else 1
 
 
-def draw_run(arguments: argparse.Namespace) -> int:
+def draw_run(arguments: Namespace) -> int:
     from utils.figures.one_run import draw_run as draw
 
     if len(arguments.ids) != 2:

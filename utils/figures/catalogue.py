@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.figures import recorded, tabled
-from utils.figures.recorded import Recorded
-from utils.figures.style import THEMES, Theme, drawn_in, save
+from utils.figures.style import save
 from utils.figures.theory import weights_and_kappa
 from utils.studies.claims import CLAIMS, judge
 from utils.studies.compare import Paired, records_by_seed
@@ -21,78 +20,69 @@ from utils.studies.study import STUDIES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
+Draw = Callable[[Selection], "Drawing | None"]  # returns None if it has no runs
+
 
 @dataclass(frozen=True)
 class Figure:
     id: str
     title: str
-    draw: Callable[[Selection, Theme], Drawing | None]  # returns None if it has no runs
+    draw: Draw
     needs: str  # the plan to run for it
 
 
-Draw = Callable[[Selection, Theme], "Drawing | None"]
-
-
-# --- ways to draw -----------------------------------------------------------------------------------------------------
-
-
-def of_table(id: str, draw: Callable[[Table, Theme], Drawing | None]) -> Draw:
-    return lambda selection, theme: draw(tabulate(PLANS[id], selection), theme)
+def of_table(id: str, draw: Callable[[Table], Drawing | None]) -> Draw:
+    return lambda selection: draw(tabulate(PLANS[id], selection))
 
 
 def of_recordings(id: str, draw: Callable[..., Drawing], **arguments: Any) -> Draw:
     """Draw the finished runs of a plan that have recordings, by norm or as joint training."""
 
-    def drawing(selection: Selection, theme: Theme) -> Drawing | None:
-        plan, runs = (PLANS | STUDIES)[id], {}
+    def drawing(selection: Selection) -> Drawing | None:
+        plan, folders = (PLANS | STUDIES)[id], {}
         for cell in plan.cells(selection.runs.preset):
             for run in selection.for_plan(plan).final(cell.experiment) or ():
                 if selection.runs.record(run) is not None:
-                    name = "joint" if cell.experiment.model == "joint" else cell.experiment.norm
-                    runs[name] = Recorded(name, run.folder)
-        return draw(list(runs.values()), theme, **arguments) if runs else None
+                    folders["joint" if cell.experiment.model == "joint" else cell.experiment.norm] = run.folder
+        return draw(folders, **arguments) if folders else None
 
     return drawing
 
 
-def after_each_task(selection: Selection, theme: Theme) -> Drawing | None:
-    curves = {}
-    for key, buffer in places(selection.runs.preset):
-        data = f"{selection.runs.preset.data[key].title}, M = {buffer}"
+def after_each_task(selection: Selection) -> Drawing | None:
+    curves: dict[str, dict[str, list[list[float]]]] = {}
+    preset = selection.runs.preset
+    for key, buffer in places(preset):
         for model in ONLINE:
-            for setting, title in SETTINGS.items():
-                curves[f"{title}, {METHODS[model]}, {data}"] = {
-                    norm: _means_after_tasks(Experiment(model, norm, key, buffer), setting, selection)
-                    for norm in ("bn", "cn", "adab2n", *selection.runs.preset.also)
-                }
-    return tabled.after_each_task(curves, theme)
+            for norm in ("bn", "cn", "adab2n", *preset.also):
+                records = records_by_seed(Experiment(model, norm, key, buffer), selection).values()
+                for setting, title in SETTINGS.items():
+                    panel = f"{title}, {METHODS[model]}, {preset.data[key].title}, M = {buffer}"
+                    matrices = [record["results"][setting]["matrix"] for record in records]
+                    means = [[sum(row[: i + 1]) / (i + 1) for i, row in enumerate(matrix)] for matrix in matrices]
+                    curves.setdefault(panel, {})[norm] = means
+    return tabled.after_each_task(curves)
 
 
-def _means_after_tasks(experiment: Experiment, setting: str, selection: Selection) -> list[list[float]]:
-    records = records_by_seed(experiment, selection).values()
-    matrices = [record["results"][setting]["matrix"] for record in records]
-    return [[sum(row[: i + 1]) / (i + 1) for i, row in enumerate(matrix)] for matrix in matrices]
-
-
-def while_training(selection: Selection, theme: Theme) -> Drawing | None:
+def while_training(selection: Selection) -> Drawing | None:
     plan, records = STUDIES["anytime"], {}
     for cell in plan.cells(selection.runs.preset):
         for record in records_by_seed(cell.experiment, selection.for_plan(plan)).values():
             records[cell.experiment.norm] = record
-    return tabled.while_training(records, theme)
+    return tabled.while_training(records)
 
 
 def of_claims(claims_by_title: Mapping[str, tuple[str, ...]]) -> Draw:
     """Draw a forest plot: a panel for every title, a line for every cell of its claims."""
 
-    def drawing(selection: Selection, theme: Theme) -> Drawing | None:
+    def drawing(selection: Selection) -> Drawing | None:
         panels: dict[str, dict[str, Paired]] = {}
         for title, claims in claims_by_title.items():
             cells = panels.setdefault(title, {})
             for id in claims:
                 setting = "Task-IL" if id == "task-il" else "Class-IL"
                 cells |= {f"{setting}, {name}": cell for name, cell in judge(CLAIMS[id], selection).started.items()}
-        return tabled.forest(panels, theme)
+        return tabled.forest(panels)
 
     return drawing
 
@@ -100,11 +90,11 @@ def of_claims(claims_by_title: Mapping[str, tuple[str, ...]]) -> Draw:
 def forest_of(plan: Plan) -> Figure:
     """Return a forest plot of a plan of differences: a panel for every column, a line for every row."""
 
-    def drawing(selection: Selection, theme: Theme) -> Drawing | None:
+    def drawing(selection: Selection) -> Drawing | None:
         panels: dict[str, dict[str, Paired]] = {}
         for ((_, row), column), result in tabulate(plan, selection).results.items():
             panels.setdefault("\n".join(column), {})[row] = result.paired
-        return tabled.forest(panels, theme)
+        return tabled.forest(panels)
 
     return Figure(plan.id, plan.title, drawing, plan.id)
 
@@ -113,9 +103,9 @@ def compares(plan: Plan, selection: Selection) -> bool:
     return all(cell.baseline is not None for cell in plan.cells(selection.runs.preset))
 
 
-def z_scores(selection: Selection, theme: Theme) -> Drawing | None:
+def z_scores(selection: Selection) -> Drawing | None:
     ids = ("table2", "table3", "table4", "table8", "table11")
-    return tabled.z_scores([tabulate(PLANS[id], selection) for id in ids], theme)
+    return tabled.z_scores([tabulate(PLANS[id], selection) for id in ids])
 
 
 # --- the figures: the paper's, then those that it lacks ---------------------------------------------------------------
@@ -149,21 +139,11 @@ _FIGURES = (
            of_claims(CONFOUNDS), "core"),
     Figure("z", "Distance of every cell to the published number", z_scores, "table2 --preset paper"),
     Figure("theory", "Weights of tasks in the running statistics, as it is and as printed, and what κ balances",
-           lambda selection, theme: weights_and_kappa(theme), ""),
+           lambda selection: weights_and_kappa(), ""),
 )  # fmt: skip
 FIGURES = {figure.id: figure for figure in _FIGURES}
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def draw(chosen: Figure, selection: Selection, folder: Path) -> list[Path]:
+def draw(figure: Figure, selection: Selection, folder: Path) -> list[Path]:
     """Write a figure in every theme and format and return the paths; none if it has no runs."""
-    paths: list[Path] = []
-    for theme in THEMES.values():
-        with drawn_in(theme):
-            drawing = chosen.draw(selection, theme)
-            if drawing is None:
-                return []
-            paths += save(drawing, folder, chosen.id, theme)
-    return paths
+    return save(lambda: figure.draw(selection), folder, figure.id)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from utils.packages import import_or_usage_error
 from utils.studies.plans import title_of
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
 
 COLUMN, PAGE = 3.4, 7.0  # inches
 FORMATS = ("pdf", "svg", "png")
@@ -34,7 +37,6 @@ class Theme:
 
 
 LIGHT, DARK = Theme("light", "#1d2430", "#ffffff", "#c9cfd8"), Theme("dark", "#dfe4ec", "#14181f", "#414a58")
-THEMES = {theme.name: theme for theme in (LIGHT, DARK)}
 
 
 def colour_of(norm: str) -> str:
@@ -43,6 +45,42 @@ def colour_of(norm: str) -> str:
 
 def label_of(norm: str) -> str:
     return "Joint training" if norm == "joint" else title_of(norm)
+
+
+def line_of(norm: str) -> dict[str, Any]:
+    """Return how a curve of a norm, or of joint training, is drawn."""
+    return {"linestyle": LINES.get(norm, "-"), "color": colour_of(norm), "label": label_of(norm)}
+
+
+def ink() -> str:
+    """Return the colour of text in the theme that is drawn in."""
+    from matplotlib import rcParams
+
+    return rcParams["text.color"]
+
+
+def faint() -> str:
+    """Return the colour of grids and marks in the theme that is drawn in."""
+    from matplotlib import rcParams
+
+    return rcParams["grid.color"]
+
+
+def grid_of_axes(rows: int, columns: int, height: float, width: float = PAGE, **sharing: Any) -> tuple[Drawing, Any]:
+    """Return a figure of this size in inches, and its axes in rows."""
+    from matplotlib import pyplot
+
+    return pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, **sharing)
+
+
+def legend_above(figure: Drawing, axes: Axes, columns: int | None = None, most: int = 100) -> None:
+    """Put the axes' legend above the figure, with at most so many evenly chosen entries."""
+    handles, labels = axes.get_legend_handles_labels()
+    chosen = np.unique(np.linspace(0, len(handles) - 1, min(len(handles), most)).round().astype(int))
+    figure.legend(
+        [handles[i] for i in chosen], [labels[i] for i in chosen], loc="outside upper center",
+        ncols=columns or len(chosen),
+    )  # fmt: skip
 
 
 @contextmanager
@@ -64,15 +102,23 @@ def drawn_in(theme: Theme) -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, folder: Path, name: str, theme: Theme) -> list[Path]:
-    """Write PDF, SVG and PNG, without a date, so that the same runs give the same files."""
-    from matplotlib import pyplot
+def save(draw: Callable[[], Drawing | None], folder: Path, name: str) -> list[Path]:
+    """Write PDF, SVG and PNG, light and dark, and return the paths; none if there is nothing to draw.
 
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = name if theme is LIGHT else f"{name}-{theme.name}"
-    paths = [folder / f"{stem}.{ending}" for ending in FORMATS]
+    The files have no date, so that the same runs give the same files.
+    """
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
-    for path in paths:
-        figure.savefig(path, metadata=undated[path.suffix[1:]])
-    pyplot.close(figure)
+    paths = []
+    for theme, suffix in ((LIGHT, ""), (DARK, "-dark")):
+        with drawn_in(theme):
+            from matplotlib import pyplot
+
+            figure = draw()
+            if figure is None:
+                return []
+            folder.mkdir(parents=True, exist_ok=True)
+            for ending in FORMATS:
+                paths.append(folder / f"{name}{suffix}.{ending}")
+                figure.savefig(paths[-1], metadata=undated[ending])
+            pyplot.close(figure)
     return paths

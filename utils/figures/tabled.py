@@ -10,137 +10,120 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from utils.config.resolve import Config
-from utils.figures.style import COLUMN, PAGE, Theme, colour_of, label_of
+from utils.figures.style import COLUMN, PAGE, colour_of, faint, grid_of_axes, ink, label_of, legend_above
 from utils.run.training import steps_per_task
 from utils.studies.compare import Paired
-from utils.studies.results import NOTABLE, Result, Table
+from utils.studies.results import NOTABLE, Table
+from utils.tables import TITLES
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
 HATCHES = ("", "////")
 
 
-# --- Figures 2 and 5 --------------------------------------------------------------------------------------------------
-
-
-def gains(table: Table, theme: Theme) -> Drawing | None:
-    """Bars of gains over BN: a panel for every setting and method, colours for norms, hatches for what varies."""
-    from matplotlib import pyplot
-
-    if not any(result.n for result in table.results.values()):
-        return None
-    panels = list(dict.fromkeys(column[:2] for column in table.columns))
+def gains(table: Table) -> Drawing | None:
+    """Draw bars of gains over BN: a panel for every setting and method, colours for norms, hatches for what varies."""
     rows = [row for row in table.rows if any(table.results[row, column].n for column in table.columns)]
-    figure, grid = pyplot.subplots(2, 2, figsize=(PAGE, 4.0), sharex=True, sharey="row")
-    for axes, panel in zip(grid.flat, panels, strict=True):
-        bars = [column for column in table.columns if column[:2] == panel]
+    if not rows:
+        return None
+    figure, grid = grid_of_axes(2, 2, 4.0, sharex=True, sharey="row")
+    for axes, (panel, members) in zip(grid.flat, groupby(table.columns, lambda column: column[:2]), strict=True):
+        bars = list(members)
         variants = list(dict.fromkeys(column[2].rpartition(", ")[0] for column in bars))
         width = 0.8 / len(bars)
         for number, column in enumerate(bars):
-            variant, _, _ = column[2].rpartition(", ")
-            norm = next(cell.cell.experiment.norm for (_, at), cell in table.results.items() if at == column)
-            shown = [table.results[row, column] for row in rows]
+            variant = column[2].rpartition(", ")[0]
+            results = [table.results[row, column] for row in rows]
+            norm = results[0].cell.experiment.norm
             places = np.arange(len(rows)) + (number - (len(bars) - 1) / 2) * width
             axes.bar(
-                places, [result.mean or 0 for result in shown], width, color=colour_of(norm),
-                yerr=[result.std or 0 for result in shown], hatch=HATCHES[variants.index(variant)],
-                edgecolor=theme.paper, linewidth=0.5, error_kw={"ecolor": theme.ink, "elinewidth": 0.6},
+                places, [result.mean or 0 for result in results], width, color=colour_of(norm),
+                yerr=[result.std or 0 for result in results], hatch=HATCHES[variants.index(variant)],
+                edgecolor=figure.get_facecolor(), linewidth=0.5, error_kw={"ecolor": ink(), "elinewidth": 0.6},
                 label=f"{label_of(norm)}, {variant}",
             )  # fmt: skip
-            for place, result in zip(places, shown, strict=True):
+            for place, result in zip(places, results, strict=True):
                 if not result.n:
-                    axes.text(place, 0, "missing", rotation=90, ha="center", va="bottom", fontsize=5, color=theme.ink)
-        axes.axhline(0, color=theme.ink, linewidth=0.6)
+                    axes.text(place, 0, "missing", rotation=90, ha="center", va="bottom", fontsize=5, color=ink())
+        axes.axhline(0, color=ink(), linewidth=0.6)
         axes.set_title(", ".join(panel))
-    for axes in grid[:, 0]:
-        axes.set_ylabel("gain over BN, points")
+    labels = [row[1].replace(", M", "\nM").replace("Split ", "") for row in rows]
+    for line in grid:
+        line[0].set_ylabel("gain over BN, points")
     for axes in grid[1]:
-        axes.set_xticks(
-            range(len(rows)), [row[1].replace(", M", "\nM").replace("Split ", "") for row in rows], fontsize=6
-        )
-    handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(handles))
+        axes.set_xticks(range(len(rows)), labels, fontsize=6)
+    legend_above(figure, grid.flat[0])
     return figure
 
 
-# --- Figure 3 ---------------------------------------------------------------------------------------------------------
-
-
-def heat_map(table: Table, theme: Theme) -> Drawing | None:
-    """Accuracy for every κ (down) and λ (across), a panel for each setting; a cell without runs stays empty."""
-    from matplotlib import pyplot
-
+def heat_map(table: Table) -> Drawing | None:
+    """Draw accuracy for every κ (down) and λ (across), a panel for each setting."""
     if not any(result.n for result in table.results.values()):
         return None
-    settings = list(dict.fromkeys(row[1].partition(", ")[0] for row in table.rows))
-    figure, panels = pyplot.subplots(1, len(settings), figsize=(PAGE, 2.6))
-    for axes, setting in zip(np.atleast_1d(panels), settings, strict=True):
-        rows = [row for row in table.rows if row[1].startswith(f"{setting}, ")]
-        values = np.array([[_mean(table.results[row, column]) for column in table.columns] for row in rows])
+    columns = table.columns
+    settings = {setting: list(rows) for setting, rows in groupby(table.rows, lambda row: row[1].partition(", ")[0])}
+    figure, [panels] = grid_of_axes(1, len(settings), 2.6)
+    for axes, (setting, rows) in zip(panels, settings.items(), strict=True):
+        means = [[table.results[row, column].mean for column in columns] for row in rows]
+        values = np.array(means, dtype=float)  # None becomes NaN
         image = axes.imshow(values, cmap="cividis", aspect="auto")
-        axes.grid(False)
-        for (i, j), value in np.ndenumerate(values):
-            text = "missing" if np.isnan(value) else f"{value:.1f}"
-            dark = np.isnan(value) or value < np.nanmean(values)
-            axes.text(j, i, text, ha="center", va="center", fontsize=7, color=theme.ink if np.isnan(value) else
-                      ("#ffffff" if dark else "#000000"))  # fmt: skip
-        axes.set_xticks(range(len(table.columns)), [column[-1] for column in table.columns])
+        _write_values(axes, values, ".1f", np.nanmean(values) if np.isfinite(values).any() else 0.0, "missing")
+        axes.set_xticks(range(len(columns)), [column[-1] for column in columns])
         axes.set_yticks(range(len(rows)), [row[1].partition(", ")[2] for row in rows])
-        axes.set_title(f"{setting}, {table.columns[0][0]}")
+        axes.set_title(f"{setting}, {columns[0][0]}")
         figure.colorbar(image, ax=axes, label="final average accuracy, %")
     return figure
 
 
-def _mean(result: Result) -> float:
-    return np.nan if result.mean is None else result.mean
+def _write_values(
+    axes: Axes, values: np.ndarray, form: str, dark_below: float, missing: str = "", size: int = 7
+) -> None:
+    """Write the values of an image into its cells, readable on dark and light ones."""
+    axes.grid(False)
+    for (i, j), value in np.ndenumerate(values):
+        text = missing if np.isnan(value) else f"{value:{form}}"
+        colour = ink() if np.isnan(value) else "#ffffff" if value < dark_below else "#000000"
+        axes.text(j, i, text, ha="center", va="center", fontsize=size, color=colour)
 
 
-# --- forest plot and z ------------------------------------------------------------------------------------------------
-
-
-def forest(pairs: dict[str, dict[str, Paired]], theme: Theme) -> Drawing | None:
-    """Paired differences with their intervals: a panel for every comparison, a line for every cell."""
-    from matplotlib import pyplot
-
-    pairs = {title: {n: p for n, p in cells.items() if p.n} for title, cells in pairs.items()}
-    pairs = {title: cells for title, cells in pairs.items() if cells}
-    if not pairs:
+def forest(panels: dict[str, dict[str, Paired]]) -> Drawing | None:
+    """Draw paired differences with their intervals: a panel for every comparison, a line for every cell."""
+    panels = {title: {name: cell for name, cell in cells.items() if cell.n} for title, cells in panels.items()}
+    panels = {title: cells for title, cells in panels.items() if cells}
+    if not panels:
         return None
-    names = list(dict.fromkeys(name for cells in pairs.values() for name in cells))
-    figure, row = pyplot.subplots(
-        1, len(pairs), figsize=(PAGE, 0.9 + 0.17 * len(names)), sharex=True, sharey=True, squeeze=False
-    )
-    for axes, (title, cells) in zip(row[0], pairs.items(), strict=True):
+    names = list(dict.fromkeys(name for cells in panels.values() for name in cells))
+    figure, [row] = grid_of_axes(1, len(panels), 0.9 + 0.17 * len(names), sharex=True, sharey=True)
+    for axes, (title, cells) in zip(row, panels.items(), strict=True):
         for name, paired in cells.items():
             place = names.index(name)
-            colour = colour_of("adab2n") if paired.is_above else colour_of("bn") if paired.is_below else theme.ink
+            colour = colour_of("adab2n") if paired.is_above else colour_of("bn") if paired.is_below else ink()
             if paired.interval is not None:
                 axes.plot(paired.interval, [place, place], color=colour, linewidth=1)
             axes.plot(paired.differences, [place] * paired.n, "|", color=colour, markersize=4, alpha=0.6)
             axes.plot(paired.mean, place, "o", color=colour, markersize=3.5)
-        axes.axvline(0, color=theme.ink, linewidth=0.6)
+        axes.axvline(0, color=ink(), linewidth=0.6)
         axes.set_title(title)
         axes.locator_params(axis="x", nbins=4)
     figure.supxlabel("points, 95 % interval", fontsize="medium")  # once: under narrow panels they would meet
-    row[0][0].set_yticks(range(len(names)), names)
-    row[0][0].set_ylim(len(names) - 0.5, -0.5)
+    row[0].set_yticks(range(len(names)), names)
+    row[0].set_ylim(len(names) - 0.5, -0.5)
     return figure
 
 
-def z_scores(tables: list[Table], theme: Theme) -> Drawing | None:
-    """How far every cell is from the published one, in standard errors; only where that can be compared."""
-    from matplotlib import pyplot
-
-    cells = [(table.id, result) for table in tables if table.preset.comparable for result in table.results.values()]
-    cells = [(id, result) for id, result in cells if result.z is not None]
-    if not cells:
+def z_scores(tables: list[Table]) -> Drawing | None:
+    """Draw how far every cell is from the published one, in standard errors; only where that can be compared."""
+    scores = {table.id: np.array([result.z for result in table.results.values() if result.z is not None])
+              for table in tables if table.preset.comparable}  # fmt: skip
+    scores = {id: z for id, z in scores.items() if len(z)}
+    if not scores:
         return None
-    figure, axes = pyplot.subplots(figsize=(PAGE, 2.6))
-    axes.axhspan(-NOTABLE, NOTABLE, color=theme.faint, alpha=0.3, linewidth=0, label=f"|z| up to {NOTABLE:g}")
+    figure, [[axes]] = grid_of_axes(1, 1, 2.6)
+    axes.axhspan(-NOTABLE, NOTABLE, color=faint(), alpha=0.3, linewidth=0, label=f"|z| up to {NOTABLE:g}")
     start, middles = 0, {}
-    for id, members in groupby(cells, key=lambda pair: pair[0]):
-        z = np.array([result.z for _, result in members])
+    for id, z in scores.items():
         far = np.abs(z) > NOTABLE
         places = start + np.arange(len(z))
         axes.scatter(places[~far], z[~far], s=8, color=colour_of("adab2n"), zorder=2)
@@ -155,27 +138,21 @@ def z_scores(tables: list[Table], theme: Theme) -> Drawing | None:
     return figure
 
 
-# --- accuracy over a run ----------------------------------------------------------------------------------------------
+def after_each_task(curves: dict[str, dict[str, list[list[float]]]]) -> Drawing | None:
+    """Draw mean accuracy on the tasks seen after each task: a panel for every place, a line for every norm.
 
-
-def after_each_task(curves: dict[str, dict[str, list[list[float]]]], theme: Theme) -> Drawing | None:
-    """Mean accuracy on the tasks seen after each task: a panel for every place, a line for every norm with a band from
-    its lowest to its highest seed. `curves[panel][norm]` has a row for every seed."""
-    from matplotlib import pyplot
-
+    The band is from the lowest to the highest seed. `curves[panel][norm]` has a row for every seed.
+    """
     curves = {panel: {norm: rows for norm, rows in norms.items() if rows} for panel, norms in curves.items()}
     curves = {panel: norms for panel, norms in curves.items() if norms}
     if not curves:
         return None
-    across = min(2, len(curves))
-    figure, grid = pyplot.subplots(
-        -(-len(curves) // across), across, figsize=(PAGE, 2.2 * -(-len(curves) // across)), squeeze=False
-    )
+    down = -(-len(curves) // 2)
+    figure, grid = grid_of_axes(down, min(2, len(curves)), 2.2 * down)
     for axes, (panel, norms) in zip(grid.flat, curves.items(), strict=False):
         for norm, rows in norms.items():
-            values, tasks = np.array(rows), np.arange(1, len(rows[0]) + 1)
-            axes.plot(tasks, values.mean(0), "o-", markersize=2.5, color=colour_of(norm),
-                      label=f"{label_of(norm)} (n = {len(rows)})")  # fmt: skip
+            values, tasks, label = np.array(rows), np.arange(1, len(rows[0]) + 1), f"{label_of(norm)} (n = {len(rows)})"
+            axes.plot(tasks, values.mean(0), "o-", markersize=2.5, color=colour_of(norm), label=label)
             axes.fill_between(tasks, values.min(0), values.max(0), color=colour_of(norm), alpha=0.15, linewidth=0)
         axes.set(title=panel, xlabel="tasks trained", ylabel="accuracy, %")
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -185,73 +162,57 @@ def after_each_task(curves: dict[str, dict[str, list[list[float]]]], theme: Them
     return figure
 
 
-def while_training(records: dict[str, dict], theme: Theme, setting: str = "class_il") -> Drawing | None:
-    """Mean accuracy on the tasks seen so far, at every point of `--eval_every` and the ends of tasks."""
-    from matplotlib import pyplot
-
+def while_training(records: dict[str, dict], setting: str = "class_il") -> Drawing | None:
+    """Draw mean accuracy on the tasks seen so far, at every point of `--eval_every` and the ends of tasks."""
     if not records:
         return None
-    figure, axes = pyplot.subplots(figsize=(COLUMN, 2.3))
+    figure, [[axes]] = grid_of_axes(1, 1, 2.3, COLUMN)
     for norm, record in records.items():
         result = record["results"][setting]
         points = [(point["step"], float(np.mean(point["accuracy"]))) for point in result["points"]]
         ends = zip(ends_of_tasks(record), result["matrix"], strict=True)
         points += [(step, float(np.mean(row[: i + 1]))) for i, (step, row) in enumerate(ends)]
-        steps, values = zip(*sorted(points), strict=True)
-        axes.plot(steps, values, color=colour_of(norm), label=label_of(norm))
+        axes.plot(*zip(*sorted(points), strict=True), color=colour_of(norm), label=label_of(norm))
     for step in ends_of_tasks(next(iter(records.values())))[:-1]:
-        axes.axvline(step, color=theme.faint, linewidth=0.5, zorder=0)
+        axes.axvline(step, color=faint(), linewidth=0.5, zorder=0)
     axes.set(xlabel="step", ylabel="accuracy on the tasks seen, %")
     axes.legend()
     return figure
 
 
 def ends_of_tasks(record: dict) -> list[int]:
-    """The steps after which tasks ended."""
+    """Return the steps after which tasks ended."""
     config = Config(**record["config"])
     return np.cumsum([steps_per_task(config, size) for size in record["data"]["train_sizes"]]).tolist()
 
 
-def accuracy_matrix(record: dict, theme: Theme) -> Drawing | None:
-    """Accuracy on every task after every task."""
-    from matplotlib import pyplot
-
-    from utils.tables import TITLES
-
+def accuracy_matrix(record: dict) -> Drawing:
+    """Draw accuracy on every task after every task."""
     results = record["results"]
-    figure, panels = pyplot.subplots(
-        1, len(results), figsize=(PAGE if len(results) > 1 else COLUMN, 2.8), squeeze=False
-    )
-    for axes, (setting, result) in zip(panels[0], results.items(), strict=True):
-        matrix = np.array([[np.nan if value is None else value for value in row] for row in result["matrix"]], float)
+    figure, [panels] = grid_of_axes(1, len(results), 2.8, PAGE if len(results) > 1 else COLUMN)
+    for axes, (setting, result) in zip(panels, results.items(), strict=True):
+        matrix = np.array(result["matrix"], dtype=float)  # None becomes NaN
         image = axes.imshow(matrix, cmap="cividis", vmin=0, vmax=100)
-        axes.grid(False)
-        if matrix.shape[1] <= 10:
-            for (i, j), value in np.ndenumerate(matrix):
-                if not np.isnan(value):
-                    axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=6,
-                              color="#ffffff" if value < 55 else "#000000")  # fmt: skip
+        _write_values(axes, matrix if matrix.shape[1] <= 10 else matrix[:0], ".0f", dark_below=55, size=6)
         tasks = np.unique(np.linspace(0, matrix.shape[1] - 1, min(matrix.shape[1], 10)).round().astype(int))
+        rows = tasks[tasks < len(matrix)]
         axes.set_xticks(tasks, tasks + 1)
-        rows = [row for row in tasks if row < len(matrix)]
-        axes.set_yticks(rows, [row + 1 for row in rows])
+        axes.set_yticks(rows, rows + 1)
         axes.set(title=TITLES[setting], xlabel="accuracy on task", ylabel="after task")
         figure.colorbar(image, ax=axes, label="%", shrink=0.8)
     return figure
 
 
-def loss_curve(folder: Path, theme: Theme) -> Drawing | None:
-    """From the run's log."""
-    from matplotlib import pyplot
-
+def loss_curve(folder: Path) -> Drawing | None:
+    """Draw the loss in the run's log."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     logged = [line for line in lines if line["event"] == "log" and line["loss"] is not None]
     if not logged:
         return None
-    figure, axes = pyplot.subplots(figsize=(COLUMN, 2.2))
-    axes.plot([line["step"] for line in logged], [line["loss"] for line in logged], color=theme.ink)
+    figure, [[axes]] = grid_of_axes(1, 1, 2.2, COLUMN)
+    axes.plot([line["step"] for line in logged], [line["loss"] for line in logged], color=ink())
     for line in lines:
         if line["event"] == "evaluation":
-            axes.axvline(line["step"], color=theme.faint, linewidth=0.5, zorder=0)
+            axes.axvline(line["step"], color=faint(), linewidth=0.5, zorder=0)
     axes.set(xlabel="step", ylabel="loss")
     return figure

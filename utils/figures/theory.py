@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from utils.figures.style import PAGE, Theme, colour_of
+from utils.figures.style import colour_of, faint, grid_of_axes, ink
 from utils.theory.kappa import best_kappa, distances
 from utils.theory.weights import cma, ema, kappa_momentum, statistical_weights, task_lengths
 
@@ -15,36 +15,32 @@ if TYPE_CHECKING:
 
 TASKS, BATCHES, SHARE = 5, 10, 0.5
 LONG = 1000  # batches of a task of Split CIFAR-10, online
-SHARES = {"1/2": 1 / 2, "1/3": 1 / 3, "1/5": 1 / 5}
+SHARES = {"1/2": (1 / 2, "adab2n"), "1/3": (1 / 3, "cn"), "1/5": (1 / 5, "bn")}  # and the norm whose colour it has
 
 
-def weights_and_kappa(theme: Theme) -> Drawing:
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(PAGE, 2.6))
-    lengths = task_lengths(TASKS, BATCHES)
+def weights_and_kappa() -> Drawing:
+    figure, [[left, right]] = grid_of_axes(1, 2, 2.6)
+    lengths, steps, tasks = task_lengths(TASKS, BATCHES), TASKS * BATCHES, np.arange(1, TASKS + 1)
     schedules = {
-        "EMA": ema(sum(lengths)), "κ = 0.1": kappa_momentum(sum(lengths), 0.1), "CMA": cma(sum(lengths)),
-    }  # fmt: skip
-    places = np.arange(1, TASKS + 1)
-    for (name, etas), norm in zip(schedules.items(), ("bn", "adab2n", "cn"), strict=True):
-        left.plot(
-            places, statistical_weights(etas, SHARE, lengths), "o-", markersize=3, color=colour_of(norm), label=name
-        )
-        left.plot(places, statistical_weights(etas, SHARE, lengths, printed=True), "x:", markersize=4, linewidth=0.8,
-                  color=colour_of(norm))  # fmt: skip
-    left.axhline(1 / TASKS, color=theme.faint, linewidth=0.8)
-    left.set(xlabel="task", ylabel="weight", xticks=places, title=f"{TASKS} tasks of {BATCHES} batches, r = 1/2")
-    left.plot([], [], "x:", color=theme.ink, label="as printed")
+        "EMA": (ema(steps), "bn"),
+        "κ = 0.1": (kappa_momentum(steps, 0.1), "adab2n"),
+        "CMA": (cma(steps), "cn"),
+    }
+    for name, (etas, norm) in schedules.items():
+        weights, printed = (statistical_weights(etas, SHARE, lengths, printed=printed) for printed in (False, True))
+        left.plot(tasks, weights, "o-", markersize=3, color=colour_of(norm), label=name)
+        left.plot(tasks, printed, "x:", markersize=4, linewidth=0.8, color=colour_of(norm))
+    left.axhline(1 / TASKS, color=faint(), linewidth=0.8)
+    left.set(xlabel="task", ylabel="weight", xticks=tasks, title=f"{TASKS} tasks of {BATCHES} batches, r = 1/2")
+    left.plot([], [], "x:", color=ink(), label="as printed")
     left.legend()
     kappas = np.geomspace(1e-5, 1, 200)
-    for (name, share), norm in zip(SHARES.items(), ("adab2n", "cn", "bn"), strict=True):
-        right.plot(
-            kappas, distances(kappas, task_lengths(TASKS, LONG), share), color=colour_of(norm), label=f"r = {name}"
-        )
+    for name, (share, norm) in SHARES.items():
         best = best_kappa(TASKS, LONG, share)
+        curve = distances(kappas, task_lengths(TASKS, LONG), share)
+        right.plot(kappas, curve, color=colour_of(norm), label=f"r = {name}")
         right.plot(best.kappa, best.distance, "o", markersize=4, color=colour_of(norm))
-    right.axvspan(0.1, 1, color=theme.faint, alpha=0.35, linewidth=0)
+    right.axvspan(0.1, 1, color=faint(), alpha=0.35, linewidth=0)
     right.text(0.32, right.get_ylim()[1], "the paper's\ngrid", fontsize=6, ha="center", va="top")
     right.set(xscale="log", xlabel="κ", ylabel="distance to equal weights", title=f"{TASKS} tasks of {LONG} batches")
     right.legend()

@@ -26,11 +26,12 @@ from utils.studies.compare import Paired, records_by_seed
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
 from utils.studies.plans import PLANS, Experiment, Plan
 from utils.studies.presets import NARROW
-from utils.studies.render import environment, markdown_table
+from utils.studies.render import environment
 from utils.studies.results import Result, Table, tabulate
 from utils.studies.runs import MEASURED, Runs
 from utils.studies.selection import Selection
 from utils.studies.study import STUDIES, read_study
+from utils.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "evidence.md"

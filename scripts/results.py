@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def parser() -> Parser:
+def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m scripts.results", description=__doc__)
     parser.add_argument("--where", metavar="QUERY", help="a pandas query, such as \"norm == 'adab2n' and seed < 3\"")
     parser.add_argument("--sort", metavar="COLUMN", help="sort by a column; --sort=-COLUMN: largest first")
@@ -29,21 +29,20 @@ def parser() -> Parser:
     parser.add_argument("--parquet", metavar="FILE", help="the same as Parquet; needs pyarrow")
     parser.add_argument("--failed", action="store_true", help="include failed runs")
     parser.add_argument("--results_path", default="results", help="folder of runs (default: %(default)s)")
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    arguments = parser().parse_args(argv)
+    arguments = parser.parse_args(argv)
     try:
         from utils.results import load
 
         runs = load(arguments.results_path, failed=arguments.failed)
         columns = arguments.columns.split(",") if arguments.columns else []
-        check_columns(runs, [*columns, *([arguments.sort.removeprefix("-")] if arguments.sort else [])])
+        sort = (arguments.sort or "run").removeprefix("-")
+        known = [str(name) for name in runs]
+        if unknown := [name for name in (*columns, sort) if name not in known]:
+            matches = close_matches(unknown[0], known)
+            raise UsageError(f"unknown column {unknown[0]!r}{matches} Known: {', '.join(known)}")
         chosen = select(runs, arguments.where) if arguments.where else runs
         if arguments.sort:
-            largest_first = arguments.sort.startswith("-")
-            chosen = chosen.sort_values(arguments.sort.removeprefix("-"), ascending=not largest_first, kind="stable")
+            chosen = chosen.sort_values(sort, ascending=not arguments.sort.startswith("-"), kind="stable")
         if arguments.csv:
             chosen[columns or list(chosen)].to_csv(arguments.csv, index=False)
         if arguments.parquet:
@@ -57,13 +56,6 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def check_columns(runs: pd.DataFrame, names: list[str]) -> None:
-    known = [str(name) for name in runs]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"unknown column {name!r}{close_matches(name, known)} Known: {', '.join(known)}")
-
-
 def select(runs: pd.DataFrame, query: str) -> pd.DataFrame:
     try:
         return runs.loc[runs.assign(date=runs["date"].dt.tz_localize(None)).query(query).index]
@@ -72,13 +64,9 @@ def select(runs: pd.DataFrame, query: str) -> pd.DataFrame:
 
 
 def table(runs: pd.DataFrame) -> str:
-    cells = runs.astype("object").where(runs.notna(), "-").astype(str)
-    for name in cells:
-        if name == "date":
-            cells[name] = cells[name].str[:10]
-        elif str(name).endswith("_faa"):
-            cells[name] = runs[name].map("{:.2f}".format, na_action="ignore").fillna("-")
-    return aligned([[str(name) for name in cells], *cells.to_numpy().tolist()])
+    forms = {name: "{:.2f}".format for name in runs if str(name).endswith("_faa")} | {"date": "{:%Y-%m-%d}".format}
+    cells = [runs[name].astype("object").map(forms.get(name, str), na_action="ignore").fillna("-") for name in runs]
+    return aligned([[str(name) for name in runs], *(list(row) for row in zip(*cells, strict=True))])
 
 
 if __name__ == "__main__":

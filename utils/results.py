@@ -43,40 +43,34 @@ def load(path: str | os.PathLike = "results", *, failed: bool = False) -> pd.Dat
         failed: Whether to include failed runs, with the column `reason`.
     """
     pd = import_or_usage_error("pandas", "utils.results")
-    records = {file.parent: record for file in _record_files(Path(path)) if (record := _read(file))}
+    path = Path(path)
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a folder; give the --results_path of runs")
+    files = sorted(path.glob("runs/*/record.json")) or sorted(path.glob("*/record.json"))
+    records = {file.parent: record for file in files if (record := _read(file))}
     chosen = {folder: record for folder, record in records.items() if failed or record["status"] == "finished"}
     if not chosen:
         hint = "use --failed (failed=True)" if records else "give the --results_path of runs"
         raise UsageError(f"{path} has no finished runs ({len(records)} failed); {hint}")
-    about = pd.DataFrame(
-        [
-            {name: record[name] for name in ("run", "status", "date")}
-            | {"commit": record["environment"]["commit"]}
-            | ({"reason": record.get("reason")} if failed else {})
-            for record in chosen.values()
-        ]
-    )
-    about["date"] = pd.to_datetime(about["date"], utc=True)
-    metrics = pd.json_normalize(
-        [
-            {setting: result["metrics"] for setting, result in record.get("results", {}).items()}
-            for record in chosen.values()
-        ],
-        sep="_",
-    )
-    measured = pd.DataFrame(
-        [
-            {name: record.get(name) for name in MEASURED}
-            | {name: _common(record["conditions"], name) for name in CONDITIONS}
-            | {"folder": os.fspath(folder)}
-            for folder, record in chosen.items()
-        ]
-    )
-    options = pd.DataFrame([record["config"] for record in chosen.values()])
-    options = options.map(lambda value: ",".join(map(str, value)) if isinstance(value, list) else value)
-    others = {*about, *metrics, *measured}
-    options = options.rename(columns={name: f"option_{name}" for name in options if name in others})
-    frame = pd.concat([about, options, metrics, measured], axis="columns").convert_dtypes()
+    about, settings, measured, options = [], [], [], []
+    for folder, record in chosen.items():
+        reason = {"reason": record.get("reason")} if failed else {}
+        about.append({name: record[name] for name in ("run", "status", "date")} | record["environment"] | reason)
+        settings.append({setting: result["metrics"] for setting, result in record.get("results", {}).items()})
+        conditions = {name: _common(record["conditions"], name) for name in CONDITIONS}
+        measured.append({name: record.get(name) for name in MEASURED} | conditions | {"folder": os.fspath(folder)})
+        options.append({name: ",".join(map(str, value)) if isinstance(value, list) else value
+                        for name, value in record["config"].items()})  # fmt: skip
+    metrics = pd.json_normalize(settings, sep="_")
+    columns = ["run", "status", "date", "commit", *(["reason"] if failed else [])]
+    others = {*columns, *metrics, *measured[0]}
+    parts = [
+        pd.DataFrame(about)[columns].assign(date=lambda frame: pd.to_datetime(frame["date"], utc=True)),
+        pd.DataFrame(options).rename(columns=lambda name: f"option_{name}" if name in others else name),
+        metrics,
+        pd.DataFrame(measured),
+    ]
+    frame = pd.concat(parts, axis="columns").convert_dtypes()
     return frame.astype(dict.fromkeys([*metrics, *MEASURED[1:]], "float64"))
 
 
@@ -85,12 +79,9 @@ def curves(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
     pd = import_or_usage_error("pandas", "utils.results")
     rows, without, damaged = [], 0, 0
     for name, folder in _runs_in(runs):
-        try:
-            lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-        except FileNotFoundError:
-            without += 1
-            continue
-        for line in lines:
+        log = folder / "metrics.jsonl"
+        without += not log.exists()
+        for line in log.read_bytes().splitlines() if log.exists() else ():
             try:
                 event = json.loads(line)
                 if event["event"] == "log":
@@ -113,12 +104,6 @@ def matrices(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
             for after, row in enumerate(result["matrix"], start=first):
                 rows += [(name, setting, after, task, value) for task, value in enumerate(row) if value is not None]
     return pd.DataFrame(rows, columns=MATRICES)
-
-
-def _record_files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        raise UsageError(f"{path} is not a folder; give the --results_path of runs")
-    return sorted(path.glob("runs/*/record.json")) or sorted(path.glob("*/record.json"))
 
 
 def _read(file: Path) -> dict[str, Any] | None:

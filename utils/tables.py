@@ -1,8 +1,8 @@
-"""The tables that a run prints."""
+"""Tables as text, and those that a run prints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, stdev
 from typing import Any
 
@@ -29,6 +29,12 @@ def aligned(rows: list[list[str]], others: str = "right") -> str:
     """Return rows of cells as text. The first column is aligned to the left, the others as given."""
     alignment = ["left", *[others] * (len(rows[0]) - 1)]
     return tabulate.tabulate(rows, tablefmt="plain", colalign=alignment, disable_numparse=True)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, its first column to the left, the others to the right."""
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def percent(value: float | None) -> str:

@@ -14,10 +14,10 @@ from utils.studies.claims import CLAIMS, FAILS, OPEN, Claim, Verdict, judge
 from utils.studies.compare import Paired
 from utils.studies.confirm import CONFIRM
 from utils.studies.plans import JOINT, Experiment
-from utils.studies.render import markdown_table
 from utils.studies.results import published, published_value, tabulate
 from utils.studies.runs import MEASURED, Runs
 from utils.studies.selection import Selection
+from utils.tables import markdown_table
 
 
 def test_readme_and_page_say_what_the_records_say():

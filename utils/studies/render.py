@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
@@ -16,6 +16,7 @@ from utils.packages import import_or_usage_error
 from utils.studies import claims
 from utils.studies.plans import METHODS, SETTINGS, title_of
 from utils.studies.results import NOTABLE, Result, Table
+from utils.tables import markdown_table
 
 MISSING = "missing"
 TITLE = "AdaB²N: the paper and our runs"
@@ -135,11 +136,6 @@ def head_of(table: Table) -> list[list[tuple[str, int]]]:
         [(title[-1], len(list(members))) for title, members in groupby(column[:depth] for column in table.columns)]
         for depth in depths
     ]
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def markdown(table: Table, scale: str = "") -> str:

@@ -46,13 +46,15 @@ from utils.config.parser import parse
 from utils.config.registry import close_matches
 from utils.config.resolve import resolve
 from utils.errors import UsageError
-from utils.studies.plans import METHODS, SETTINGS, Cell, Experiment, Plan, title_of
+from utils.studies.plans import DOMAIN_IL, METHODS, SETTINGS, Cell, Experiment, Plan, title_of
 from utils.studies.presets import Preset, PresetDataset
 from utils.tables import METRICS, TITLES
 
 KEYS = {"title", "seeds", "rows", "columns", "metrics", "compare", "plugins", "common", "vary", "variant", "with"}
 OWN_DATA = "study"  # the key of the data set of a study that names its own
 PAIRED = "Differences in percentage points, paired by seed."
+
+KNOWN_METRICS = {f"{setting}_{metric}": (setting, metric) for setting in (*SETTINGS, DOMAIN_IL) for metric in METRICS}
 
 Values = dict[str, Any]
 
@@ -74,23 +76,20 @@ class TomlStudy:
         self.compare: Values = content.get("compare", {})
         self.metrics: list[str] = content.get("metrics", ["class_il_faa", "task_il_faa"])
         self.titles: dict[str, str] = content.get("titles", {})
-        varying = [*self.vary, *(["variant"] if self.variants else [])]
-        self.rows: list[str] = content.get("rows", varying[:1] if "columns" in content else varying)
-        self.columns: list[str] = content.get("columns", [name for name in varying if name not in self.rows])
+        self.varying = [*self.vary, *(["variant"] if self.variants else [])]
+        self.rows: list[str] = content.get("rows", self.varying[:1] if "columns" in content else self.varying)
+        self.columns: list[str] = content.get("columns", [name for name in self.varying if name not in self.rows])
         self.row: str = content.get("row", " w/ ".join(f"{{{name}}}" for name in self.rows))
 
     def preset(self) -> Preset:
-        title = str(self.common.get("dataset", "all data sets"))
-        return Preset(
-            name=self.path.stem, help=self.title, seeds=self.seeds, kappas=(), differs="A study of one's own.",
-            data={OWN_DATA: PresetDataset(title, {}, (), ())},
-        )  # fmt: skip
+        data = PresetDataset(str(self.common.get("dataset", "all data sets")), {}, (), ())
+        return Preset(self.path.stem, self.title, self.seeds, (), {OWN_DATA: data}, differs="A study of one's own.")
 
     def plans(self) -> dict[str, Plan]:
         id = self.path.stem
         plans = {id: Plan(id, self.title, self.cells, self.note, first_seed_only=self.first_seed_only)}
         for name, value in self.compare.items():
-            title = f"{self.title}: differences to {name} = {self._text(name, value)}"
+            title = f"{self.title}: differences to {name} = {_text(name, value)}"
             plans[f"{id}-gains"] = Plan(f"{id}-gains", title, partial(self.cells, gains=True), PAIRED)
         return plans
 
@@ -102,10 +101,10 @@ class TomlStudy:
         names = list(dict.fromkeys([*self.rows, *(name for name in self.columns if name in values), "data"]))
         for combination in product(*(values[name] for name in names)):
             point = dict(zip(names, combination, strict=True))
+            if gains and self.compare.items() <= point.items():
+                continue
             baseline = None
             if gains:
-                if self.compare.items() <= point.items():
-                    continue
                 baseline = self._experiment(point | self.compare, preset)
             elif "baseline" in self.variants.get(point.get("variant", ""), {}):
                 baseline = self._experiment(point, preset, "baseline")
@@ -115,10 +114,9 @@ class TomlStudy:
     def _cell(
         self, point: Values, metric_name: str, experiment: Experiment, baseline: Experiment | None, preset: Preset
     ) -> Cell:
-        setting, metric = _known_metrics()[metric_name]
-        data = preset.data[experiment.data].title if self.data else ""
-        texts = {name: self._text(name, value) for name, value in point.items()} | {
-            "data": f"{data}, M = {experiment.buffer}" if data else "",
+        setting, metric = KNOWN_METRICS[metric_name]
+        texts = {name: _text(name, value) for name, value in point.items()} | {
+            "data": f"{preset.data[experiment.data].title}, M = {experiment.buffer}" if self.data else "",
             "setting": TITLES[setting],
             "metric": self.titles.get(metric, METRICS[metric]),
         }
@@ -145,27 +143,20 @@ class TomlStudy:
         buffer = preset.data[point["data"]].buffers[0] if self.data else None
         return Experiment(flags["model"], flags.get("norm", "bn"), point["data"], buffer, rest)
 
-    @staticmethod
-    def _text(name: str, value: Any) -> str:
-        return str({"model": METHODS, "norm": {value: title_of(value)}}.get(name, {}).get(value, value))
+
+def _text(name: str, value: Any) -> str:
+    return METHODS.get(value, value) if name == "model" else title_of(value) if name == "norm" else str(value)
 
 
-@cache
-def _known_metrics() -> dict[str, tuple[str, str]]:
-    return {f"{setting}_{metric}": (setting, metric) for setting in (*SETTINGS, "domain_il") for metric in METRICS}
+def flag_value(name: str, value: Any) -> Any:
+    """Return a flag's value as the command line reads it."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return _parsed(f"--{name}" if value is True else f"--{name}={text}")[name]
 
 
 @cache
 def _parsed(word: str) -> Values:
     return parse([word])
-
-
-def flag_value(name: str, value: Any) -> Any:
-    """Return a flag's value as the command line reads it."""
-    if value is True:
-        return _parsed(f"--{name}")[name]
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return _parsed(f"--{name}={text}")[name]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -183,7 +174,7 @@ def _content(path: Path) -> Values:
 def named_plugins(path: Path) -> list[str]:
     """Return the plug-ins that the file names, folders as absolute paths. Its flags are checked after loading them."""
     names = _content(path).get("plugins", [])
-    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+    if not _is_list_of(str, names):
         raise UsageError(f"{path}: plugins must be a list of folders or modules")
     return [str((path.parent / name).resolve()) if (path.parent / name).is_dir() else name for name in names]
 
@@ -193,9 +184,8 @@ def read_study(path: Path) -> TomlStudy:
     try:
         _check(content)
         study = TomlStudy(path, content)
-        varying = [*study.vary, *(["variant"] if study.variants else [])]
-        if sorted([*study.rows, *study.columns]) != sorted(varying):
-            raise UsageError(f"rows and columns together must be what varies, each once: {', '.join(varying)}")
+        if sorted([*study.rows, *study.columns]) != sorted(study.varying):
+            raise UsageError(f"rows and columns together must be what varies, each once: {', '.join(study.varying)}")
         for plan in study.plans().values():  # mistakes in flags show before anything runs
             for cell in plan.cells(study.preset()):
                 for experiment in cell.comparison.experiments:
@@ -205,57 +195,66 @@ def read_study(path: Path) -> TomlStudy:
     return study
 
 
+def _is_list_of(kind: type, values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in values)
+
+
 def _check(content: Values) -> None:
     """Raise a UsageError if a key is unknown or its value has another form than it must have."""
+
+    def require(condition: object, message: str) -> None:
+        if not condition:
+            raise UsageError(message)
+
     for name in content:
-        if name not in KEYS:
-            raise UsageError(f"unknown key {name!r}{close_matches(name, sorted(KEYS))}")
-    vary, common = (content.get(name, {}) for name in ("vary", "common"))
-    if not (isinstance(vary, dict) and isinstance(common, dict)):
-        raise UsageError("[vary] and [common] must be tables of flags")
+        require(name in KEYS, f"unknown key {name!r}{close_matches(name, sorted(KEYS))}")
+    vary, common, compare = (content.get(name, {}) for name in ("vary", "common", "compare"))
+    variants, further, seeds = (
+        content.get(name, default) for name, default in (("variant", []), ("with", []), ("seeds", [0]))
+    )
+    require(isinstance(vary, dict) and isinstance(common, dict), "[vary] and [common] must be tables of flags")
     for name, values in vary.items():
-        if not isinstance(values, list) or not values:
-            raise UsageError(f"vary.{name} must be a list of values, such as [1, 2]")
-        if name in common:
-            raise UsageError(f"{name} stands under [common] and under [vary]")
-    variants = _tables(content, "variant", {"name": str, "flags": dict}, {"baseline": dict})
-    _tables(content, "with", {"when": dict, "flags": dict})
-    if not vary and not variants:
-        raise UsageError("nothing varies; put flags with lists of values under [vary], or write [[variant]]")
-    if len({variant["name"] for variant in variants}) < len(variants) or "variant" in vary:
-        raise UsageError("every [[variant]] needs a name of its own")
+        require(isinstance(values, list) and values, f"vary.{name} must be a list of values, such as [1, 2]")
+        require(name not in common, f"{name} stands under [common] and under [vary]")
+    require(
+        _are_tables(variants, {"name": str, "flags": dict}, {"baseline": dict}),
+        "every [[variant]] needs name and flags",
+    )
+    require(_are_tables(further, {"when": dict, "flags": dict}), "every [[with]] needs when and flags")
+    require(vary or variants, "nothing varies; put flags with lists of values under [vary], or write [[variant]]")
+    names = [variant["name"] for variant in variants]
+    require(len({*names}) == len(names) and "variant" not in vary, "every [[variant]] needs a name of its own")
     for key in ("rows", "columns", "metrics"):
-        if not all(isinstance(name, str) for name in content.get(key, [])):
-            raise UsageError(f"{key} must be a list of names")
+        require(_is_list_of(str, content.get(key, [])), f"{key} must be a list of names")
     for name in content.get("metrics", []):
-        if name not in (known := _known_metrics()):
-            raise UsageError(f"unknown metric {name!r}{close_matches(name, list(known))} Known: {', '.join(known)}")
-    seeds = content.get("seeds", [0])
-    whole = isinstance(seeds, list) and seeds and all(type(v) is int and 0 <= v <= LARGEST_SEED for v in seeds)
-    if not whole or len(set(seeds)) < len(seeds):
-        raise UsageError(f"seeds must be different whole numbers such as [0, 1, 2], up to {LARGEST_SEED}")
-    compare = content.get("compare", {})
-    if not isinstance(compare, dict) or len(compare) > 1:
-        raise UsageError('compare must name one thing that varies and its value, such as { norm = "bn" }')
+        matches = close_matches(name, list(KNOWN_METRICS))
+        require(name in KNOWN_METRICS, f"unknown metric {name!r}{matches} Known: {', '.join(KNOWN_METRICS)}")
+    require(
+        _is_list_of(int, seeds)
+        and seeds
+        and len({*seeds}) == len(seeds)
+        and 0 <= min(seeds) <= max(seeds) <= LARGEST_SEED,
+        f"seeds must be different whole numbers such as [0, 1, 2], up to {LARGEST_SEED}",
+    )
+    one_thing = 'compare must name one thing that varies and its value, such as { norm = "bn" }'
+    require(isinstance(compare, dict) and len(compare) <= 1, one_thing)
     for name, value in compare.items():
-        if value not in (vary | {"variant": [variant["name"] for variant in variants]}).get(name, []):
-            raise UsageError(f"compare: {name} = {value!r} is not among what varies")
+        require(
+            value in (vary | {"variant": names}).get(name, []), f"compare: {name} = {value!r} is not among what varies"
+        )
 
 
-def _tables(content: Values, key: str, needed: Values, optional: Values | None = None) -> list[Values]:
-    """Return an array of tables, each with these keys of these types."""
-    tables = content.get(key, [])
+def _are_tables(tables: Any, needed: Values, optional: Values | None = None) -> bool:
+    """Return whether it is an array of tables, each with these keys of these types."""
     types = needed | (optional or {})
-    for table in tables if isinstance(tables, list) else [{}]:
-        known = isinstance(table, dict) and needed.keys() <= table.keys() <= types.keys()
-        if not (known and all(isinstance(value, types[name]) for name, value in table.items())):
-            raise UsageError(f"every [[{key}]] needs {' and '.join(needed)}")
-    return tables
+    return _is_list_of(dict, tables) and all(
+        needed.keys() <= table.keys() <= types.keys()
+        and all(isinstance(value, types[name]) for name, value in table.items())
+        for table in tables
+    )
 
 
-BUILTIN = Path(__file__).with_name("builtin")
 _IDS = ("core", "batching", "cn-affine", "parts", "switches", "kappa-lambda", "divergence", "anytime", "weights")
 STUDIES: dict[str, Plan] = {}
-for _id in _IDS:
-    _path = BUILTIN / f"{_id}.toml"
+for _path in (Path(__file__).with_name("builtin") / f"{_id}.toml" for _id in _IDS):
     STUDIES |= TomlStudy(_path, _content(_path)).plans()

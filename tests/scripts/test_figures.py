@@ -1,7 +1,5 @@
 """Figures: what is drawn is what was measured, in every format and theme; what has no runs says so."""
 
-import re
-
 import numpy as np
 import pytest
 from conftest import runner
@@ -10,7 +8,7 @@ from scripts.figures import main as figures
 from tests.scripts.records import finish
 from utils.figures import recorded, tabled
 from utils.figures.catalogue import FIGURES, draw
-from utils.figures.style import COLOURS, DARK, LIGHT, drawn_in, save
+from utils.figures.style import DARK, LIGHT, drawn_in, save
 from utils.run.probes import read_recording
 from utils.studies.compare import Paired
 from utils.studies.plans import PLANS
@@ -33,21 +31,20 @@ def selection(folder, preset=SMOKE, seeds=(0, 1)) -> Selection:
 
 
 def filled(folder, id: str, levels: dict[str, float], preset=SMOKE) -> Selection:
-    """All runs of a plan, with accuracies by norm that differ by one from seed to seed."""
-    found = selection(folder, preset)
+    """Finish all runs of a plan, with accuracies by norm that differ by one from seed to seed."""
+    chosen = selection(folder, preset)
     for experiment in {e for cell in PLANS[id].cells(preset) for e in (cell.experiment, cell.baseline) if e}:
-        for seed, run in enumerate(found.final(experiment)):
+        for seed, run in enumerate(chosen.final(experiment)):
             finish(run, levels[experiment.norm] + seed, 90.0)
-    return found
+    return chosen
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def test_bars_are_the_gains(tmp_path, light):
-    found = filled(tmp_path, "fig2", {"bn": 40.0, "adab2n": 47.0})
-    table = tabulate(PLANS["fig2"], found)
-    drawing = tabled.gains(table)
+    chosen = filled(tmp_path, "fig2", {"bn": 40.0, "adab2n": 47.0})
+    drawing = tabled.gains(tabulate(PLANS["fig2"], chosen))
     panels = {axes.get_title(): axes for axes in drawing.axes}
     assert {bar.get_height() for bar in panels["Class-IL, DER++"].patches} == {7.0}
     assert {bar.get_height() for bar in panels["Task-IL, ER-ACE"].patches} == {0.0}
@@ -56,11 +53,11 @@ def test_bars_are_the_gains(tmp_path, light):
 
 
 def test_cells_without_runs_are_called_missing(tmp_path, light):
-    found = selection(tmp_path)
+    chosen = selection(tmp_path)
     [cell, *_] = [cell for cell in PLANS["fig3"].cells(SMOKE) if cell.row.startswith("Class-IL")]
-    for run in found.final(cell.experiment):
+    for run in chosen.final(cell.experiment):
         finish(run, 55.5)
-    drawing = tabled.heat_map(tabulate(PLANS["fig3"], found))
+    drawing = tabled.heat_map(tabulate(PLANS["fig3"], chosen))
     texts = [text.get_text() for axes in drawing.axes for text in axes.texts]
     assert (texts.count("55.5"), texts.count("missing"), texts.count("0.0")) == (1, 6, 1)
 
@@ -75,8 +72,8 @@ def test_forest_shows_the_interval(light):
 
 def test_z_is_drawn_only_where_it_means_something(tmp_path, light):
     assert tabled.z_scores([tabulate(PLANS["table4"], selection(tmp_path))]) is None
-    found = filled(tmp_path, "table4", {"bn": 10.0, "cn": 11.0, "adab2n": 12.0}, PAPER)
-    table = tabulate(PLANS["table4"], found)
+    chosen = filled(tmp_path, "table4", {"bn": 10.0, "cn": 11.0, "adab2n": 12.0}, PAPER)
+    table = tabulate(PLANS["table4"], chosen)
     drawing = tabled.z_scores([table])
     drawn = np.concatenate(
         [points.get_offsets()[:, 1] for points in drawing.axes[0].collections if len(points.get_offsets())]
@@ -96,13 +93,9 @@ def test_smoothing_keeps_what_is_constant_and_spreads_a_peak():
     assert recorded.smoothed(np.full(50, 3.0)) == pytest.approx(3.0)
     peak = np.zeros(101)
     peak[50] = 1.0
-    found = recorded.smoothed(peak)
-    assert found.sum() == pytest.approx(1.0)
-    assert found[50] == pytest.approx(1 / (5 * np.sqrt(2 * np.pi)), rel=0.01)  # a fourth of 20 steps
-
-
-def test_tasks_begin_where_their_number_changes():
-    assert recorded.task_starts(np.array([0, 0, 1, 1, 2]), np.array([0, 5, 10, 15, 20])).tolist() == [10, 20]
+    curve = recorded.smoothed(peak)
+    assert curve.sum() == pytest.approx(1.0)
+    assert curve[50] == pytest.approx(1 / (5 * np.sqrt(2 * np.pi)), rel=0.01)  # a fourth of 20 steps
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------
@@ -134,10 +127,10 @@ def test_everything_about_a_run(run, tmp_path, capsys):
 
 def test_measured_weights_follow_the_theorems_recursion(run):
     """Of every layer; the momentum of BN is 0.1 and a joint forward updates once a step."""
-    found = read_recording(run.folder, "weights")
-    steps = len(found["step"])
-    expected = effective_weights(np.full(steps, 0.1), found["weight"][:, :, 0])
-    assert np.abs(found["effective"][:, :, 0] - expected).max() < 1e-6
+    recording = read_recording(run.folder, "weights")
+    steps = len(recording["step"])
+    expected = effective_weights(np.full(steps, 0.1), recording["weight"][:, :, 0])
+    assert np.abs(recording["effective"][:, :, 0] - expected).max() < 1e-6
 
 
 def test_the_same_run_gives_the_same_file(run, tmp_path):
@@ -186,18 +179,6 @@ def test_the_theory_needs_no_run(tmp_path, capsys):
     dark = (tmp_path / "figures" / "smoke" / "theory-dark.svg").read_text()
     assert DARK.paper in dark
     assert LIGHT.paper not in dark
-
-
-def test_colours_of_what_is_compared_differ_in_lightness():
-    """For readers who see no colours."""
-
-    def lightness(colour: str) -> float:
-        red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    assert all(re.fullmatch("#[0-9A-Fa-f]{6}", colour) for colour in COLOURS.values())
-    found = sorted(lightness(COLOURS[norm]) for norm in ("bn", "cn", "adab2n"))
-    assert min(np.diff(found)) > 3
 
 
 def test_ends_of_tasks_are_where_the_run_had_them():

@@ -29,8 +29,8 @@ def results(tmp_path_factory):
 
 
 @pytest.fixture
-def shown(results, capsys):
-    """`shown(*words)`: the cells of the table, line by line, of a command that went well."""
+def cells(results, capsys):
+    """Return a function of arguments that returns the cells of the table, line by line."""
 
     def table(*words) -> list[list[str]]:
         assert main([*words, "--results_path", str(results)]) == 0
@@ -41,8 +41,8 @@ def shown(results, capsys):
     return table
 
 
-def test_overview(shown):
-    lines = shown()
+def test_overview(cells):
+    lines = cells()
     assert lines[0] == ["run", "class_il_faa", "task_il_faa", "seed", "date"]
     assert [line[1:] for line in lines[1:-1]] == [
         ["20.00", "25.00", "0", "2026-01-01"],
@@ -52,75 +52,58 @@ def test_overview(shown):
     ]
     assert lines[1][0].startswith("derpp-adab2n-seq-digits-online-m200-s0-")
     assert lines[-1] == ["4", "of", "4", "runs"]
-    (failed,) = [line for line in shown("--failed") if line[0].startswith("gdumb")]
+    (failed,) = [line for line in cells("--failed") if line[0].startswith("gdumb")]
     assert failed[1:] == ["-", "-", "0", "2026-01-01", "failed"]
 
 
-def test_columns(shown):
+def test_columns(cells):
     columns = ["model", "kappa", "buffer_size", "lr", "debug_mode", "class_il_faa", "validation"]
-    lines = shown("--columns", ",".join(columns), "--where", "model in ['derpp', 'sgd']")
+    lines = cells("--columns", ",".join(columns), "--where", "model in ['derpp', 'sgd']")
     assert lines[:2] == [columns, ["derpp", "0.5", "200", "0.1", "False", "20.00", "-"]]
     assert lines[2][:3] == ["sgd", "-", "-"]
 
 
 @pytest.mark.parametrize(
-    ("query", "seeds"),
+    ("query", "runs"),
     [
-        ("norm == 'adab2n'", ["derpp 0"]),
         ("norm == 'bn' and seed < 1", ["er 0"]),
-        ("class_il_faa <= 10", ["er 0", "sgd 2"]),
-        ("kappa < 1", ["derpp 0"]),
-        ("buffer_size == 200 and model != 'er'", ["derpp 0"]),
-        ("debug_mode", ["sgd 2"]),
+        ("kappa < 1", ["derpp 0"]),  # an option that other runs lack
         ("date > '2026-01-31'", ["er 1"]),
         ("seed == 7", []),
     ],
 )
-def test_where(shown, query, seeds):
-    lines = shown("--where", query, "--columns", "model,seed")
-    assert [" ".join(line) for line in lines[1:-1]] == seeds
-    assert lines[-1] == [str(len(seeds)), "of", "4", "runs"]
-
-
-@pytest.mark.parametrize(
-    ("column", "order"),
-    [("class_il_faa", "sgd er derpp er"), ("-class_il_faa", "er derpp er sgd"), ("kappa", "derpp er er sgd")],
-)
-def test_sort(shown, column, order):
-    assert [line[0] for line in shown(f"--sort={column}", "--columns", "model")[1:-1]] == order.split()
+def test_where(cells, query, runs):
+    lines = cells("--where", query, "--columns", "model,seed")
+    assert [" ".join(line) for line in lines[1:-1]] == runs
+    assert lines[-1] == [str(len(runs)), "of", "4", "runs"]
 
 
 @pytest.mark.parametrize(
     ("words", "keyword"),
     [
-        (["--where", "sed == 0"], "sed"),
         (["--where", "seed ="], "--where"),
-        (["--sort=-class_il_fa"], "did you mean class_il_faa"),
-        (["--columns", "model,nrm"], "did you mean norm"),
+        (["--sort=-class_il_fa"], "class_il_faa"),
+        (["--columns", "model,nrm"], "norm"),
         (["--results_path", "nowhere"], "nowhere"),
         (["--csv", "no/such/folder/runs.csv"], "no/such/folder"),
-        (["--sort"], "--sort"),
     ],
 )
 def test_mistakes_are_one_line(results, capsys, words, keyword):
-    with pytest.raises(SystemExit, match="2"):
-        sys.exit(main(["--results_path", str(results), *words]))
+    assert main(["--results_path", str(results), *words]) == 2
     out, err = capsys.readouterr()
     (line,) = err.splitlines()
     assert (out, line.startswith("error: ")) == ("", True)
     assert keyword in line
 
 
-def test_csv_has_the_chosen_runs_with_all_or_the_chosen_columns(shown, results, tmp_path):
+def test_csv_has_the_chosen_runs_in_order_with_all_columns(cells, results, tmp_path):
     file = tmp_path / "runs.csv"
-    shown("--where", "norm == 'bn'", "--sort=-class_il_faa", "--csv", str(file))
+    cells("--where", "norm == 'bn'", "--sort=-class_il_faa", "--csv", str(file))
     rows = list(csv.DictReader(file.open()))
     assert [(row["model"], float(row["class_il_faa"])) for row in rows] == [("er", 30.0), ("er", 10.0), ("sgd", 5.0)]
     assert [row["buffer_size"] for row in rows] == ["200", "200", ""]
     assert rows[0]["date"] == "2026-02-03 23:00:00+00:00"
     assert rows[0]["folder"] == str(results / "runs" / rows[0]["run"])
-    shown("--columns", "seed,model", "--csv", str(file))
-    assert file.read_text().splitlines()[:2] == ["seed,model", "0,derpp"]
 
 
 # --- the notebook -----------------------------------------------------------------------------------------------------
@@ -135,16 +118,6 @@ for cell in json.loads(sys.stdin.read()):
 print(json.dumps({"faa": names["faa"]["mean"].values.tolist(), "count": names["faa"]["count"].values.tolist(),
                   "losses": names["curve"]["loss"].tolist(), "matrix": names["matrix"].loc[4].tolist()}))
 """
-
-
-def test_notebook_is_one_of_format_4_without_outputs():
-    assert (NOTEBOOK["nbformat"], NOTEBOOK["nbformat_minor"]) == (4, 5)
-    ids = [cell["id"] for cell in NOTEBOOK["cells"]]
-    assert len(set(ids)) == len(ids)
-    for cell in NOTEBOOK["cells"]:
-        assert set(cell) - {"outputs", "execution_count"} == {"cell_type", "id", "metadata", "source"}
-        if cell["cell_type"] == "code":
-            assert (cell["outputs"], cell["execution_count"]) == ([], None)
 
 
 def test_notebook_runs_on_real_runs(tmp_path):

@@ -1,9 +1,6 @@
 """Runs as data: every column has what the record, the log or the matrix says."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,7 +10,6 @@ from tests.scripts.records import finish, run_of
 from utils.errors import UsageError
 from utils.results import curves, load, matrices
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4", "--debug_mode", "--device", "cpu"]
 
 
@@ -144,9 +140,3 @@ def test_matrices_have_every_accuracy_that_was_measured(real, results):
     joint = frame[(frame["run"] == real["joint"].record["run"]) & (frame["setting"] == "class_il")]
     assert set(joint["after_task"]) == {4}
     assert joint["accuracy"].tolist() == real["joint"].record["results"]["class_il"]["matrix"][0]
-
-
-def test_pandas_is_imported_when_it_is_needed():
-    code = "import sys, utils.results; print('pandas' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("False\n", "")

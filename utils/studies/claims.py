@@ -22,6 +22,7 @@ from statistics import mean
 from utils.studies.compare import CONFIDENCE, Paired, averaged, values_by_seed
 from utils.studies.plans import (
     CLASS_IL,
+    FORGETTING,
     JOINT,
     LEARNED,
     METHODS,
@@ -42,7 +43,6 @@ from utils.studies.selection import Selection
 
 HOLDS, FAILS, OPEN, NO_RUNS = "holds", "does not hold", "inconclusive", "no runs"
 ENOUGH = 3  # seeds: as many as the paper has
-FORGETTING = ("results", TASK_IL, "metrics", "forgetting_as_published")
 
 NamedCells = Iterator[tuple[str, Comparison]]
 Cells = Callable[[Preset], NamedCells]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from utils.config.registry import MODELS
@@ -156,36 +157,30 @@ PUBLISHED_DATA = {
 def _online(preset: Preset, table: str, metric: tuple[str, ...]) -> Iterator[Cell]:
     for model in (*ONLINE, *preset.also_models):
         method = METHODS.get(model, model)
+        uses_buffer = cast("type[Method]", MODELS.get(model).build).uses_buffer
         for norm in (*NORMS, *preset.also):
             for key, buffer in memories(preset):
-                index = preset.data[key].buffers.index(buffer)
-                published = (table, f"{method} w/ {in_paper(norm)}", _published_column(key, index))
-                own_memory = cast("type[Method]", MODELS.get(model).build).uses_buffer
+                printed_buffers = (500, 2000) if key == "cifar10" else (2000, 5000)
+                printed = f"{PUBLISHED_DATA[key]} M={printed_buffers[preset.data[key].buffers.index(buffer)]}"
                 yield Cell(
                     method, f"{method} w/ {title_of(norm)}", (preset.data[key].title, f"M = {buffer}"),
-                    Experiment(model, norm, key, buffer if own_memory else None), metric, published,
+                    Experiment(model, norm, key, buffer if uses_buffer else None), metric,
+                    (table, f"{method} w/ {in_paper(norm)}", printed),
                 )  # fmt: skip
 
 
-def _published_column(key: str, index: int) -> str:
-    buffers = {"cifar10": (500, 2000)}.get(key, (2000, 5000))
-    return f"{PUBLISHED_DATA[key]} M={buffers[index]}"
-
-
-READINGS = (
+FORGETTING = ("results", TASK_IL, "metrics", "forgetting_as_published")
+_AS_RELEASED = "The variant that the released code computes, which is never negative."
+_READINGS = (
     "cifar100-10",
     "CIFAR-100 is 20 tasks in the text and 10 in the released code; both stand beside the one published number.",
 )
-
-
-@plan("table2", "Online Task-IL, final average accuracy", note_on=READINGS)
-def table2(preset: Preset) -> Iterator[Cell]:
-    yield from _online(preset, "table2", faa(TASK_IL))
-
-
-@plan("table3", "Online Class-IL, final average accuracy", note_on=READINGS)
-def table3(preset: Preset) -> Iterator[Cell]:
-    yield from _online(preset, "table3", faa(CLASS_IL))
+for _id, _title, _metric, _note in (
+    ("table2", "Online Task-IL, final average accuracy", faa(TASK_IL), ""),
+    ("table3", "Online Class-IL, final average accuracy", faa(CLASS_IL), ""),
+    ("table11", "Online Task-IL, forgetting", FORGETTING, _AS_RELEASED),
+):
+    plan(_id, _title, note=_note, note_on=_READINGS)(partial(_online, table=_id, metric=_metric))
 
 
 @plan("table4", "Offline Task-IL and Class-IL, final average accuracy")
@@ -307,27 +302,16 @@ def _recorded(preset: Preset, probe: str, *, joint: bool) -> Iterator[Cell]:
             yield Cell(f"{data.title}, DER++", row, (title,), experiment, faa(setting))
 
 
-OF_THE_RUNS = "Final average accuracy of the runs that are drawn, of the first seed."
-
-
-@plan("fig1", "Loss, gradient similarity and magnitude", note=OF_THE_RUNS, first_seed_only=True)
-def fig1(preset: Preset) -> Iterator[Cell]:
-    yield from _recorded(preset, "stability", joint=False)
-
-
-@plan("fig4", "Norm of the statistics of one layer", note=OF_THE_RUNS, first_seed_only=True)
-def fig4(preset: Preset) -> Iterator[Cell]:
-    yield from _recorded(preset, "statistics", joint=True)
-
-
-@plan("fig6", "Norm of the batch statistics of all layers", note=OF_THE_RUNS, first_seed_only=True)
-def fig6(preset: Preset) -> Iterator[Cell]:
-    yield from _recorded(preset, "statistics", joint=True)
-
-
-@plan("fig7", "Norm of the population statistics of all layers", note=OF_THE_RUNS, first_seed_only=True)
-def fig7(preset: Preset) -> Iterator[Cell]:
-    yield from _recorded(preset, "statistics", joint=True)
+_OF_THE_RUNS = "Final average accuracy of the runs that are drawn, of the first seed."
+for _id, _title, _probe in (
+    ("fig1", "Loss, gradient similarity and magnitude", "stability"),
+    ("fig4", "Norm of the statistics of one layer", "statistics"),
+    ("fig6", "Norm of the batch statistics of all layers", "statistics"),
+    ("fig7", "Norm of the population statistics of all layers", "statistics"),
+):
+    plan(_id, _title, note=_OF_THE_RUNS, first_seed_only=True)(
+        partial(_recorded, probe=_probe, joint=_probe == "statistics")
+    )
 
 
 SCALED = {  # data of Table 9, what the paper calls it, and what is measured there
@@ -358,7 +342,8 @@ SIGNIFICANCE_BASELINES = ("bn", "cn")
 
 def significance_cells(preset: Preset) -> dict[str, list[Cell]]:
     """Return the results that Table 10 pairs: all accuracies of Tables 2 and 3, and of Table 4."""
-    of = {"Online": [*table2(preset), *table3(preset)], "Offline": list(table4(preset))}
+    online = [*PLANS["table2"].cells(preset), *PLANS["table3"].cells(preset)]
+    of = {"Online": online, "Offline": list(table4(preset))}
     # The second reading of CIFAR-100 would count one published result twice.
     kept = {name: [cell for cell in cells if cell.experiment.data != "cifar100-10"] for name, cells in of.items()}
     return kept | {"Both": kept["Online"] + kept["Offline"]}
@@ -373,14 +358,6 @@ def table10(preset: Preset) -> Iterator[Cell]:
     for cell in significance_cells(preset)["Both"]:
         if cell.experiment.norm in (*SIGNIFICANCE_BASELINES, "adab2n"):
             yield cell
-
-
-@plan(
-    "table11", "Online Task-IL, forgetting",
-    note="The variant that the released code computes, which is never negative.", note_on=READINGS,
-)  # fmt: skip
-def table11(preset: Preset) -> Iterator[Cell]:
-    yield from _online(preset, "table11", ("results", TASK_IL, "metrics", "forgetting_as_published"))
 
 
 def _order(id: str) -> tuple[bool, int]:

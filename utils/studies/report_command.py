@@ -20,8 +20,6 @@ from utils.studies.selection import Selection
 SELECTION_TEXTS = {
     "fixed": "κ and λ are fixed: the framework's defaults, or those given.",
     "validation": "κ and λ were chosen on held-out training data, per data set, method and memory size.",
-    "first_tasks": "κ and λ were chosen on held-out training data of the stream's first tasks.",
-    "other": "κ and λ were chosen on held-out training data of another data set.",
     "test": "κ and λ were chosen ON THE TEST SET, as the authors apparently did: the numbers of AdaB²N are too good.",
 }
 
@@ -99,15 +97,15 @@ def untrusted(runs: Runs) -> list[str]:
 def chosen_values(tables: list[Table]) -> list[str]:
     """Return the kappa and lambda of AdaB2N's runs by data set, without the grid of Figure 3."""
     records = {name: record for table in tables if table.id != "fig3" for name, record in table.records.items()}
-    by_data: dict[str, dict[str, set[str]]] = {}
+    places: dict[str, dict[str, set[str]]] = {}  # by data set, and by values
     for config in (record["config"] for record in records.values() if record["config"]["norm"] == "adab2n"):
         place = f"{config['model']} with M = {config.get('buffer_size', 0)} in {config.get('n_tasks')} tasks"
         values = f"κ = {config['kappa']:g}, λ = {config['lambd']:g}"
-        by_data.setdefault(config["dataset"], {}).setdefault(values, set()).add(place)
-    lines = []
-    for data, places_by_values in by_data.items():
-        texts = [f"{values} for {', '.join(sorted(places))}" for values, places in places_by_values.items()]
-        if len(texts) == 1:
-            texts = [f"{next(iter(places_by_values))} throughout"]
-        lines.append(f"AdaB²N on {data}: {'; '.join(texts)}.")
-    return lines
+        places.setdefault(config["dataset"], {}).setdefault(values, set()).add(place)
+    texts = {
+        data: [f"{values} for {', '.join(sorted(names))}" for values, names in by_values.items()]
+        if len(by_values) > 1
+        else [f"{next(iter(by_values))} throughout"]
+        for data, by_values in places.items()
+    }
+    return [f"AdaB²N on {data}: {'; '.join(parts)}." for data, parts in texts.items()]

@@ -29,8 +29,8 @@ def selection(folder, preset=SMOKE, seeds=(0, 1, 2)) -> Selection:
     return Selection("fixed", Runs(preset, str(folder), measured=folder / "measured"), seeds)
 
 
-def fill(found: Selection, experiment: Experiment, values) -> None:
-    for run, value in zip(found.final(experiment), values, strict=False):
+def fill(chosen: Selection, experiment: Experiment, values) -> None:
+    for run, value in zip(chosen.final(experiment), values, strict=False):
         finish(run, value)
 
 
@@ -63,8 +63,8 @@ def test_cells_are_averaged_for_each_seed_first():
 
 
 def claim(*cells: tuple[Experiment, Experiment], **facts) -> Claim:
-    found = [(str(number), minus(*pair, faa(CLASS_IL))) for number, pair in enumerate(cells)]
-    return Claim("made-up", "ours is above", "nowhere", lambda preset: iter(found), **facts)
+    chosen = [(str(number), minus(*pair, faa(CLASS_IL))) for number, pair in enumerate(cells)]
+    return Claim("made-up", "ours is above", "nowhere", lambda preset: iter(chosen), **facts)
 
 
 @pytest.mark.parametrize(
@@ -81,98 +81,88 @@ def claim(*cells: tuple[Experiment, Experiment], **facts) -> Claim:
     ],
 )
 def test_verdict_is_no_stronger_than_its_interval(tmp_path, differences, facts, verdict):
-    found = selection(tmp_path)
-    fill(found, OURS, [50 + difference for difference in differences])
-    fill(found, BN, [50.0] * 3)
-    judged = judge(claim((OURS, BN), **facts), found)
+    chosen = selection(tmp_path)
+    fill(chosen, OURS, [50 + difference for difference in differences])
+    fill(chosen, BN, [50.0] * 3)
+    judged = judge(claim((OURS, BN), **facts), chosen)
     assert judged.verdict == verdict
     assert judged.paired.differences == pytest.approx(differences)
 
 
-def test_every_is_more_than_the_average(tmp_path):
-    """Two cells, +10 and -1 each time: above on average, but not everywhere."""
-    found = selection(tmp_path)
-    fill(found, OURS, [60.0, 60.1, 59.9])
-    fill(found, BN, [50.0] * 3)
-    fill(found, OTHER_BN, [61.0, 61.1, 60.9])
-    both = ((OURS, BN), (OURS, OTHER_BN))
-    assert judge(claim(*both), found).verdict == HOLDS
-    assert judge(claim(*both, every=True), found).verdict == FAILS
+BOTH = ((OURS, BN), (OURS, OTHER_BN))
+CLEAR = [60.0, 60.1, 59.9]
+
+
+@pytest.mark.parametrize(
+    ("others", "facts", "verdict", "share"),
+    [
+        ([61.0, 61.1, 60.9], {}, HOLDS, "2 of 2"),  # +10 and -1 each time: above on average,
+        ([61.0, 61.1, 60.9], {"every": True}, FAILS, "2 of 2"),  # but not everywhere
+        ([90.0], {}, HOLDS, "1 of 2"),  # a cell with fewer seeds is not averaged;
+        ([90.0], {"every": True}, OPEN, "1 of 2"),  # one seed does not refute, but keeps a statement from holding
+        ([90.0, 90.1], {"every": True}, FAILS, "1 of 2"),
+    ],
+)
+def test_every_cell_is_more_than_the_average(tmp_path, others, facts, verdict, share):
+    chosen = selection(tmp_path)
+    for experiment, values in ((OURS, CLEAR), (BN, [50.0] * 3), (OTHER_BN, others)):
+        fill(chosen, experiment, values)
+    judged = judge(claim(*BOTH, **facts), chosen)
+    assert (judged.verdict, judged.share, judged.paired.n) == (verdict, share, 3)
+    assert list(judged.fewer) == (["1"] if share == "1 of 2" else [])
 
 
 @pytest.mark.parametrize(("others", "verdict"), [(1, FAILS), (9, OPEN)])
 def test_a_cell_that_refutes_is_below_for_all_that_there_are(tmp_path, others, verdict):
     """Its interval lies below zero at 97.5 %, but not at 99.5 %."""
-    found = selection(tmp_path)
-    fill(found, OURS, [60.0, 60.0, 60.0])
-    fill(found, BN, [50.0] * 3)
-    fill(found, OTHER_BN, [61.2, 61.0, 60.8])
-    judged = judge(claim((OURS, OTHER_BN), *[(OURS, BN)] * others, every=True), found)
+    chosen = selection(tmp_path)
+    fill(chosen, OURS, [60.0, 60.0, 60.0])
+    fill(chosen, BN, [50.0] * 3)
+    fill(chosen, OTHER_BN, [61.2, 61.0, 60.8])
+    judged = judge(claim((OURS, OTHER_BN), *[(OURS, BN)] * others, every=True), chosen)
     assert judged.started["0"].is_below
     assert (judged.verdict, judged.refuting) == (verdict, ["0"] if verdict == FAILS else [])
 
 
 def test_a_further_seed_of_one_cell_leaves_the_others_in_the_mean(tmp_path):
-    found = selection(tmp_path, seeds=(0, 1, 2, 3))
-    fill(found, OURS, [60.0, 60.1, 59.9, 60.0])
-    fill(found, BN, [50.0] * 4)
-    fill(found, OTHER_BN, [52.0] * 3)
-    judged = judge(claim((OURS, BN), (OURS, OTHER_BN)), found)
+    chosen = selection(tmp_path, seeds=(0, 1, 2, 3))
+    fill(chosen, OURS, [60.0, 60.1, 59.9, 60.0])
+    fill(chosen, BN, [50.0] * 4)
+    fill(chosen, OTHER_BN, [52.0] * 3)
+    judged = judge(claim((OURS, BN), (OURS, OTHER_BN)), chosen)
     assert (judged.share, judged.paired.n, judged.paired.mean) == ("2 of 2", 4, pytest.approx(9.0))
-
-
-def test_cells_with_fewer_seeds_are_named_and_not_averaged(tmp_path):
-    found = selection(tmp_path)
-    fill(found, OURS, [60.0, 60.1, 59.9])
-    fill(found, BN, [50.0] * 3)
-    fill(found, OTHER_BN, [90.0])
-    judged = judge(claim((OURS, BN), (OURS, OTHER_BN)), found)
-    assert (judged.verdict, judged.paired.n, [*judged.cells], [*judged.fewer]) == (HOLDS, 3, ["0"], ["1"])
-    assert judged.share == "1 of 2"
-
-
-def test_a_cell_with_fewer_seeds_speaks_against_every_benchmark(tmp_path):
-    """One seed does not refute a statement about all cells, but keeps it from holding."""
-    found = selection(tmp_path)
-    fill(found, OURS, [60.0, 60.1, 59.9])
-    fill(found, BN, [50.0] * 3)
-    fill(found, OTHER_BN, [90.0])
-    everywhere = claim((OURS, BN), (OURS, OTHER_BN), every=True)
-    assert judge(everywhere, found).verdict == OPEN
-    fill(found, OTHER_BN, [90.0, 90.1])
-    assert judge(everywhere, found).verdict == FAILS
 
 
 @pytest.mark.parametrize("preset", [PAPER, NARROW, SMOKE], ids=lambda preset: preset.name)
 def test_every_claim_has_cells_whose_runs_can_be_named(preset, tmp_path):
-    found = selection(tmp_path, preset, (0,))
-    for one in CLAIMS.values():
-        names, cells = zip(*one.cells(preset), strict=True)
-        assert len(set(names)) == len(names), one.id
+    chosen = selection(tmp_path, preset, (0,))
+    for statement in CLAIMS.values():
+        names, cells = zip(*statement.cells(preset), strict=True)
+        assert len(set(names)) == len(names), statement.id
         assert all(sum(sign for sign, _ in cell.terms) == 0 for cell in cells)
-        assert all(found.final(experiment) for cell in cells for experiment in cell.experiments)
-        assert judge(one, found).verdict == NO_RUNS
+        assert all(chosen.final(experiment) for cell in cells for experiment in cell.experiments)
+        assert judge(statement, chosen).verdict == NO_RUNS
 
 
 def test_gain_with_large_batches_is_a_difference_of_differences(tmp_path):
     """Gains of 1 with batches of ten and of 4 with large ones."""
-    found = selection(tmp_path)
+    chosen = selection(tmp_path)
     for _, cell in CLAIMS["batch-32"].cells(SMOKE):
         for (_, experiment), value in zip(cell.terms, (44.0, 40.0, 31.0, 30.0), strict=True):
             norm, large = experiment.norm, bool(experiment.flags)
             assert (norm, large) == {44.0: ("adab2n", True), 40.0: ("bn", True), 31.0: ("adab2n", False)}.get(
                 value, ("bn", False)
             )
-            fill(found, experiment, [value] * 3)
-    judged = judge(CLAIMS["batch-32"], found)
+            fill(chosen, experiment, [value] * 3)
+    judged = judge(CLAIMS["batch-32"], chosen)
     assert judged.paired.differences == pytest.approx((3.0, 3.0, 3.0))
     assert judged.verdict == HOLDS
 
 
 def test_command_prints_a_verdict_for_every_claim(tmp_path, capsys):
-    found = Selection("fixed", Runs(SMOKE, str(tmp_path)), (0, 1))
-    for experiment in {one for _, cell in CLAIMS["cn"].cells(SMOKE) for one in cell.experiments}:
-        fill(found, experiment, [50.0 + (experiment.norm == "cn"), 52.0 + 1.2 * (experiment.norm == "cn")])
+    chosen = Selection("fixed", Runs(SMOKE, str(tmp_path)), (0, 1))
+    for experiment in {e for _, cell in CLAIMS["cn"].cells(SMOKE) for e in cell.experiments}:
+        fill(chosen, experiment, [50.0 + (experiment.norm == "cn"), 52.0 + 1.2 * (experiment.norm == "cn")])
     assert reproduce(["claims", "--preset", "smoke", "--seeds", "0,1", "--results_path", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     [place] = [number for number, line in enumerate(lines) if "CN is moderately above BN" in line]
@@ -208,10 +198,10 @@ def test_narrow_is_the_papers_setting_with_a_narrow_network(tmp_path):
 
 
 def test_core_has_the_72_runs_of_the_evidence():
-    found = Selection("fixed", Runs(NARROW), NARROW.seeds)
-    assert len(required_runs([STUDIES["core"]], found)[0]) == 72
+    chosen = Selection("fixed", Runs(NARROW), NARROW.seeds)
+    assert len(required_runs([STUDIES["core"]], chosen)[0]) == 72
     [part] = chosen_plans(["core:cifar10"], NARROW)
-    runs, _ = required_runs([part], found)
+    runs, _ = required_runs([part], chosen)
     assert len(runs) == 36
     assert {run.options["dataset"] for run in runs.values()} == {"seq-cifar10"}
 
@@ -224,7 +214,7 @@ def test_part_of_a_plan_on_unknown_data_is_refused():
 
 
 def test_a_study_is_tabulated_as_a_table(tmp_path):
-    found = selection(tmp_path)
+    chosen = selection(tmp_path)
     [cell] = [
         cell
         for cell in STUDIES["batching"].cells(SMOKE)
@@ -232,9 +222,9 @@ def test_a_study_is_tabulated_as_a_table(tmp_path):
         and cell.column[0] == "Class-IL"
         and cell.experiment.data == "cifar10"
     ]
-    fill(found, cell.experiment, [51.0, 52.0, 53.0])
-    fill(found, cell.baseline, [50.0, 50.0, 50.0])
-    table = tabulate(STUDIES["batching"], found)
+    fill(chosen, cell.experiment, [51.0, 52.0, 53.0])
+    fill(chosen, cell.baseline, [50.0, 50.0, 50.0])
+    table = tabulate(STUDIES["batching"], chosen)
     assert table.results[(cell.group, cell.row), cell.column].values == {0: 1.0, 1: 2.0, 2: 3.0}
 
 
@@ -250,8 +240,8 @@ def measured(tmp_path, monkeypatch):
 
 
 def test_kept_records_count_wherever_results_are(tmp_path, measured, capsys):
-    found = Selection("fixed", Runs(SMOKE, str(tmp_path / "here")), (0,))
-    runs = [found.final(experiment)[0] for experiment in (OURS, BN)]
+    chosen = Selection("fixed", Runs(SMOKE, str(tmp_path / "here")), (0,))
+    runs = [chosen.final(experiment)[0] for experiment in (OURS, BN)]
     finish(runs[0], 60.0)
     finish(runs[1], 50.0, status="failed", reason="it diverged")
     words = ["--preset", "smoke", "--results_path", str(tmp_path / "here")]
@@ -282,8 +272,8 @@ def test_kept_records_do_not_name_this_machines_folders(tmp_path, measured):
 
 
 def test_damaged_records_are_not_kept(tmp_path, measured, capsys):
-    found = Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,))
-    run = found.final(BN)[0]
+    chosen = Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,))
+    run = chosen.final(BN)[0]
     finish(run, 50.0)
     path = run.folder / "record.json"
     path.write_text(path.read_text().replace("50.0", "90.0"))

@@ -3,10 +3,8 @@
 The coefficient of two consecutive feature maps estimates the largest singular value of their correlation. The loss has
 two more terms, each on its own draw from the buffer: the mean coefficient, and its distance to a target. The target is
 the mean coefficient of the untrained network on the first task: constant as in the released code, or learned from there
-as in the paper (`--lip_targets`).
+as in the paper (`--lip_targets`). `er_ace_lider` is most likely the LiDER column of AdaB²N's paper.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
@@ -18,8 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from models import derpp
+from models.er_ace import ErAce
 from models.method import Method
 from utils.config.options import Option, choice, number
+from utils.config.registry import MODELS
 from utils.data.random import generator
 from utils.data.stream import Stream
 from utils.device import to_device
@@ -29,28 +30,19 @@ EPS = torch.finfo(torch.float32).eps
 POWER_ITERATIONS = 10
 LIPSCHITZ_DRAWS = ("lip_mean", "lip_target")
 
-TARGETS = Option(
-    "lip_targets",
-    choice("constant", "learned"),
-    "LiDER's targets: constant as in its released code, or learned as in its paper",
-    default="constant",
-)
-
 
 def lider_options(alpha_lip: float, beta_lip: float) -> tuple[Option, ...]:
+    targets = "LiDER's targets: constant as in its released code, or learned as in its paper"
     return (
         Option("alpha_lip", number(0), "weight of the mean Lipschitz coefficient", default=alpha_lip),
         Option("beta_lip", number(0), "weight of the distance to the targets", default=beta_lip),
-        TARGETS,
+        Option("lip_targets", choice("constant", "learned"), targets, default="constant"),
     )
 
 
 @cache
 def pooling_matrix(size: int, bins: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the windows of adaptive average pooling as a matrix (bins, size).
-
-    The gradient of a product is deterministic on CUDA; that of the pooling is not.
-    """
+    """Return adaptive average pooling as a matrix (bins, size), whose gradient is deterministic on CUDA."""
     start = np.arange(bins) * size // bins
     stop = -(-(np.arange(bins) + 1) * size // bins)
     inside = (np.arange(size) >= start[:, None]) & (np.arange(size) < stop[:, None])
@@ -70,12 +62,8 @@ def coefficients(a: torch.Tensor, b: torch.Tensor, start: torch.Tensor) -> torch
     if a.shape[2] > b.shape[2]:
         rows, columns = (pooling_matrix(a.shape[i], b.shape[i], a.dtype, a.device) for i in (2, 3))
         a = torch.einsum("hi,ncij,wj->nchw", rows, a, columns)
-    matrix = a.flatten(2) @ b.flatten(2).mT / (b.shape[2] * b.shape[3])
-    return largest_singular_value(matrix, start)
-
-
-def largest_singular_value(matrix: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-    square = matrix @ matrix.mT
+    correlation = a.flatten(2) @ b.flatten(2).mT / (b.shape[2] * b.shape[3])
+    square = correlation @ correlation.mT
     with torch.no_grad():
         v = start.unsqueeze(2)
         for _ in range(POWER_ITERATIONS - 1):
@@ -96,14 +84,24 @@ class Lider(Method):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        device = self.augment.scale.device
-        targets = torch.zeros(self.net.n_feature_maps, dtype=torch.float64, device=device)
+        targets = torch.zeros(self.net.n_feature_maps, dtype=torch.float64, device=self.augment.scale.device)
         self.targets = nn.Parameter(targets, requires_grad=self.config.lip_targets == "learned")
 
     def begin_task(self, task: int, stream: Stream) -> None:
         super().begin_task(task, stream)
         if task == 0:
-            self.targets.data.copy_(self._untrained_coefficients(stream))
+            self._set_targets(stream)
+
+    @torch.no_grad()
+    def _set_targets(self, stream: Stream) -> None:
+        """Set the targets to the mean over the first task's training data, in eval mode."""
+        sums, count = torch.zeros_like(self.targets), 0
+        self.net.eval()
+        for turn, batch in enumerate(stream.in_order(0, 64)):
+            inputs = self.augment(batch.images, "lip_start", turn)
+            sums = sums + self._coefficients(inputs, self.net.output(inputs).features, "start", turn).sum(0)
+            count += len(batch)
+        self.targets.copy_(sums / count)
 
     def parameters(self) -> list[nn.Parameter]:
         return super().parameters() + ([self.targets] if self.targets.requires_grad else [])
@@ -118,7 +116,7 @@ class Lider(Method):
     def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
         terms = super().loss(batches, outputs, index)
         values = {
-            name: self._coefficients([batches[name].inputs, *outputs[name].features], name, *index.address)
+            name: self._coefficients(batches[name].inputs, outputs[name].features, name, *index.address)
             for name in LIPSCHITZ_DRAWS
             if name in batches
         }
@@ -129,31 +127,19 @@ class Lider(Method):
             terms["lip_target"] = self.config.beta_lip * distance
         return terms
 
-    def _coefficients(self, maps: Sequence[torch.Tensor | None], name: str, *address: int) -> torch.Tensor:
+    def _coefficients(
+        self, inputs: torch.Tensor | None, features: Sequence[torch.Tensor], name: str, *address: int
+    ) -> torch.Tensor:
         """Return coefficients (samples, pairs) of consecutive maps, from the input to the last stage."""
-        pairs = list(pairwise([each for each in maps if each is not None]))
+        assert inputs is not None
+        pairs = list(pairwise([inputs, *features]))
         starts = [
             generator(self.config.seed, f"power/{name}/{number}", *address).random(a.shape[:2])
             for number, (a, _) in enumerate(pairs)
         ]
-        flat = to_device(np.concatenate([start.ravel() for start in starts]), pairs[0][0].device)  # one copy for all
-        parts = flat.split([start.size for start in starts])
-        values = [
-            coefficients(a, b, part.view(start.shape)) for (a, b), part, start in zip(pairs, parts, starts, strict=True)
-        ]
-        return torch.stack(values, dim=1)
-
-    @torch.no_grad()
-    def _untrained_coefficients(self, stream: Stream) -> torch.Tensor:
-        """Return the mean over the first task's training data, in eval mode."""
-        sums, count = torch.zeros_like(self.targets), 0
-        self.net.eval()
-        for index, batch in enumerate(stream.in_order(0, 64)):
-            inputs = self.augment(batch.images, "lip_start", index)
-            features = self.net.output(inputs).features
-            sums = sums + self._coefficients([inputs, *features], "start", index).sum(0)
-            count += len(batch)
-        return sums / count
+        on_device = to_device(np.concatenate(starts, axis=1), inputs.device)  # one copy for all
+        parts = on_device.split([start.shape[1] for start in starts], dim=1)
+        return torch.stack([coefficients(*pair, part) for pair, part in zip(pairs, parts, strict=True)], dim=1)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"targets": self.targets.detach()}
@@ -161,3 +147,13 @@ class Lider(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.targets.data.copy_(state["targets"])
+
+
+@MODELS.register("er_ace_lider", help="LiDER on er_ace", options=lider_options(0.1, 0.3))
+class ErAceLider(Lider, ErAce):
+    draw_names = (*ErAce.draw_names, *LIPSCHITZ_DRAWS)
+
+
+@MODELS.register("derpp_lider", help="LiDER on derpp", options=(*derpp.OPTIONS, *lider_options(0.3, 0.5)))
+class DerppLider(Lider, derpp.Derpp):
+    draw_names = (*derpp.Derpp.draw_names, *LIPSCHITZ_DRAWS)

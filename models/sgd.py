@@ -1,6 +1,7 @@
-"""`sgd`: fine-tuning without replay, the lower bound (FT in the paper)."""
+"""`sgd`: fine-tuning without replay, the lower bound (FT in the paper).
 
-from __future__ import annotations
+`joint`: all classes in one task, for the same number of epochs; the upper bound (JT in the paper).
+"""
 
 import torch
 from torch.nn import functional as F
@@ -17,3 +18,8 @@ class Sgd(Method):
 
     def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
         return {"labels": F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}
+
+
+@MODELS.register("joint", help="all tasks at once (JT)")
+class Joint(Sgd):
+    joint_training = True

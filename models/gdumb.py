@@ -20,7 +20,7 @@ from utils.config.options import Option, integer, number
 from utils.config.registry import MODELS
 from utils.data.buffer import GreedyBalance
 from utils.data.random import generator
-from utils.data.stream import Stream, StreamSpec, index_batch
+from utils.data.stream import Stream, StreamSpec
 from utils.device import to_device
 from utils.errors import RunFailed
 from utils.step import CURRENT, Batch, Step, StepIndex
@@ -40,10 +40,8 @@ def fitting_rate(epoch: int, largest: float, smallest: float) -> float:
     """Return the learning rate of an epoch of the fitting."""
     if epoch == 0:
         return 0.1 * largest
-    position, period = epoch - 1, 1
-    while position >= period:
-        position, period = position - period, 2 * period
-    return smallest + (largest - smallest) * (1 + math.cos(math.pi * position / period)) / 2
+    period = 1 << (epoch.bit_length() - 1)  # the epoch in which a period starts is its length
+    return smallest + (largest - smallest) * (1 + math.cos(math.pi * (epoch - period) / period)) / 2
 
 
 def cutmix_box(height: int, width: int, share: float, draw: np.random.Generator) -> tuple[slice, slice]:
@@ -96,13 +94,12 @@ class Gdumb(Method):
 
     def _fit_epoch(self, task: int, epoch: int) -> None:
         assert self.buffer is not None
-        data, size, seed = self.buffer.all_samples(), self.config.batch_size, self.config.seed
-        order = generator(seed, f"fit/{task}", epoch).permutation(len(data))
-        order_on_device = to_device(order, data.labels.device)
+        size, seed = self.config.batch_size, self.config.seed
+        slots = generator(seed, f"fit/{task}", epoch).permutation(len(self.buffer))
+        slots_on_device = to_device(slots, self.buffer.labels.device)
         losses = []
-        for turn, start in enumerate(range(0, len(data), size)):
-            chosen = slice(start, start + size)
-            batch = index_batch(data, order[chosen], order_on_device[chosen])
+        for turn, start in enumerate(range(0, len(slots), size)):
+            batch = self.buffer.gather(slots[start : start + size], slots_on_device[start : start + size])
             inputs = self.augment(batch.images, f"fit/{task}/{epoch}", turn)
             draw = generator(seed, f"cutmix/{task}", epoch, turn)
             compute_loss = partial(self._fitting_loss, inputs, batch.labels, draw)

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from backbone.network import Network
     from utils.config.resolve import Config
 
-CHUNK = 256
+CHUNK = 256  # images in a forward pass
 
 
 def herd(embeddings: torch.Tensor, count: int) -> list[int]:
-    """Return the samples that, one after the other, keep the mean of those chosen closest to the mean of all."""
+    """Return samples that, one after the other, keep the mean of those chosen closest to the mean of all (Alg. 4)."""
     mean, chosen_sum = embeddings.mean(0), embeddings.new_zeros(embeddings.shape[1])
     available, chosen = torch.ones(len(embeddings), dtype=torch.bool, device=embeddings.device), []
     for number in range(1, min(count, len(embeddings)) + 1):
@@ -72,8 +72,7 @@ class Icarl(Method):
     def buffer_policy(cls, config: Config, spec: StreamSpec) -> MethodManaged:
         if config.buffer_size < spec.n_classes:
             raise UsageError(
-                f"--buffer_size {config.buffer_size} has no exemplar for some of {spec.n_classes} classes; "
-                f"set at least {spec.n_classes}"
+                f"--buffer_size {config.buffer_size} is less than one exemplar for each of {spec.n_classes} classes"
             )
         return MethodManaged(config.buffer_size)
 
@@ -86,18 +85,14 @@ class Icarl(Method):
             sizes.append(size + min(exemplars, sum(train_sizes[:task])))
         return sizes
 
-    # --- training ------------------------------------------------------------------------------------------------
-
-    def _exemplars(self) -> Batch | None:
-        return self.buffer.all_samples() if self.buffer is not None and len(self.buffer) else None
-
     def extra_task_samples(self, task: int) -> Batch | None:
-        return self._exemplars()
+        return self.buffer.all_samples() if self.buffer is not None and len(self.buffer) else None
 
     def is_replay_step(self, batches: dict[str, Batch]) -> bool:
         return len(self.buffer or ()) > 0
 
     def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
+        """Return the binary cross-entropy of the seen classes; targets of past ones are former outputs (Alg. 3)."""
         classes = self.spec.classes_of(index.task)
         batch, logits = batches[CURRENT], outputs[CURRENT].logits[:, : classes.stop]
         targets = F.one_hot(batch.labels, self.n_classes)[:, : classes.stop].to(logits.dtype)
@@ -110,50 +105,36 @@ class Icarl(Method):
     def remember(self, batch: Batch, outputs: dict[str, Output], index: StepIndex) -> None:
         """Store nothing: exemplars are chosen at the end of a task."""
 
-    # --- the end of a task ---------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def end_task(self, task: int, stream: Stream) -> None:
         assert self.buffer is not None
         self.net.eval()
         per_class = self.buffer.policy.capacity // self.spec.classes_of(task).stop
-        old, new = self._exemplars(), self._choose_exemplars(task, stream, per_class)
         parts = []
-        if old is not None:
+        if (old := self.extra_task_samples(task)) is not None:  # cut from the end (Alg. 5)
             for label in np.unique(old.labels_host):
                 parts.append(select(old, np.flatnonzero(old.labels_host == label)[:per_class]))
-        self.buffer.add(concatenated([*parts, new]))
-        self.means = self._exemplar_means(self.buffer.all_samples())
+        self.buffer.add(concatenated([*parts, self._choose_exemplars(task, stream, per_class)]))
+        exemplars = self.buffer.all_samples()
+        embeddings = self._embed(exemplars) + self._embed(exemplars, mirrored=True)
+        sums, counts = class_sums(embeddings, exemplars.labels, self.n_classes)
+        self.means = F.normalize(sums, dim=1).masked_fill((counts == 0)[:, None], torch.nan)
         self.past_net = deepcopy(self.net).requires_grad_(False)
 
     def _choose_exemplars(self, task: int, stream: Stream, per_class: int) -> Batch:
         """Return the exemplars of the task's classes. Two passes over its images avoid holding all of them."""
-        label_parts, embedding_parts = [], []
-        for batch in stream.in_order(task, CHUNK):
-            label_parts.append(batch.labels_host)
-            embedding_parts.append(self._embed(batch))
-        labels, embeddings = np.concatenate(label_parts), torch.cat(embedding_parts)
-        chosen = []
+        passed = [(batch.labels_host, self._embed(batch)) for batch in stream.in_order(task, CHUNK)]
+        labels, embeddings = np.concatenate([part for part, _ in passed]), torch.cat([part for _, part in passed])
+        parts = []
         for label in self.spec.classes_of(task):
             members = np.flatnonzero(labels == label)
             own = embeddings.index_select(0, to_device(members, embeddings.device))
-            chosen.append(members[herd(own, per_class)])
-        return self._task_samples(task, stream, np.concatenate(chosen))
-
-    def _task_samples(self, task: int, stream: Stream, index: np.ndarray) -> Batch:
-        """Return the samples of a task with these numbers."""
-        parts, start = [], 0
-        for batch in stream.in_order(task, CHUNK):
-            inside = index[(index >= start) & (index < start + len(batch))]
-            parts.append(select(batch, np.sort(inside) - start))
-            start += len(batch)
-        return select(concatenated(parts), np.argsort(np.argsort(index)))
-
-    def _exemplar_means(self, exemplars: Batch) -> torch.Tensor:
-        """Return the mean embeddings of the exemplars and their mirror images, scaled to length 1."""
-        embeddings = self._embed(exemplars) + self._embed(exemplars, mirrored=True)
-        sums, counts = class_sums(embeddings, exemplars.labels, self.n_classes)
-        return F.normalize(sums, dim=1).masked_fill((counts == 0)[:, None], torch.nan)
+            parts.append(members[herd(own, per_class)])
+        chosen, batches = np.concatenate(parts), []
+        for number, batch in enumerate(stream.in_order(task, CHUNK)):
+            index = np.sort(chosen) - number * CHUNK
+            batches.append(select(batch, index[(index >= 0) & (index < len(batch))]))
+        return select(concatenated(batches), np.argsort(np.argsort(chosen)))
 
     def _embed(self, data: Batch, *, mirrored: bool = False) -> torch.Tensor:
         """Return embeddings of unaugmented images, scaled to length 1."""
@@ -163,19 +144,15 @@ class Icarl(Method):
             parts.append(F.normalize(self.net.output(self.augment.normalize(images)).embedding, dim=1))
         return torch.cat(parts)
 
-    # --- prediction and state ------------------------------------------------------------------------------------
-
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return minus the distance to the means; before the first task's end, the network's logits."""
+        """Return minus the distance to the means (Alg. 1); before the first task's end, the network's logits."""
         if self.means is None:
             return self.net(inputs)
         embedding = F.normalize(self.net.output(inputs).embedding, dim=1)
         return (-torch.cdist(embedding, self.means)).nan_to_num(nan=-torch.inf)
 
     def state_dict(self) -> dict[str, Any]:
-        if self.past_net is None:
-            return {}
-        return {"means": self.means, "before": dict(self.past_net.state_dict())}
+        return {} if self.past_net is None else {"means": self.means, "before": dict(self.past_net.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:

@@ -12,64 +12,58 @@ would cost more than it saves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from models.step_runner import Computed
+from models.step_runner import Computed, Groups
 from utils.errors import UsageError
-from utils.step import Batch, Output, StepIndex
+from utils.step import Batch, Normalization, Output, StepIndex
 
 if TYPE_CHECKING:
     from models.method import Method
 
 BACKEND = "inductor"
 MAX_GRAPHS = 256  # above torch's default of 8; the number is bounded by tasks times ways of a step
+WITHOUT_HOST_ARRAYS: dict[str, Any] = {"images": None, "labels_host": None, "tasks_host": None}  # no loss uses them
 
-Groups = dict[str, torch.Tensor | None]
 Buffers = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The part of a step's index that a graph sees. With the number of the task, every task would need a graph."""
-
-    first_task: bool
 
 
 class CompiledStep:
     """Computes the same as `StepRunner.compute`, as one graph, with the backward pass as another."""
 
     def __init__(self, method: Method):
-        self.dtype_anchor = next(method.net.parameters())
-        require_compiler(self.dtype_anchor.device)
+        parameter = next(method.net.parameters())
+        require_compiler(parameter.device)
         self.method, self.graph = method, compile_method(method)
+        self.dtype, self.device = parameter.dtype, parameter.device
         for tensor in method.state_dict().values():
             torch._dynamo.mark_static_address(tensor)  # `loss` may write to it
-        self.weights: dict[float, torch.Tensor] = {}
         self.buffers: Buffers = {}
         self.new_buffers: Buffers = {}
         self.tasks_begun = -1
 
     def compute(
-        self,
-        batches: dict[str, Batch],
-        groups: Groups,
-        index: StepIndex,
-        penalty_weight: float | torch.Tensor | None,
+        self, batches: dict[str, Batch], groups: Groups, index: StepIndex, penalty_weight: float | None
     ) -> Computed:
-        """Return outputs, loss terms and loss. Outputs and terms are detached; the network's buffers are unchanged."""
+        """Return outputs, loss terms and loss; the network's buffers are unchanged.
+
+        Outputs and terms are detached, since each would add a path to the backward graph. Outputs have no feature maps,
+        which only LiDER uses, and no report of the norms, which only probes use.
+        """
         torch.compiler.cudagraph_mark_step_begin()
-        bare = {name: without_host_arrays(batch) for name, batch in batches.items()}
         if self.tasks_begun != self.method.tasks_begun:
             self._list_buffers()
+        stripped = {name: replace(batch, **WITHOUT_HOST_ARRAYS) for name, batch in batches.items()}
+        stage = StepIndex(task=min(index.task, 1), step=0)  # with other numbers, every task would need a graph
+        weight = penalty_weight and torch.full((1,), penalty_weight, dtype=self.dtype, device=self.device)
         with self.method.net.norms.stacked_for_compile():
-            stage, weight = Stage(index.first_task), self._weight_tensor(penalty_weight)
-            outputs, terms, loss, self.new_buffers = self.graph(bare, groups, stage, weight, self.buffers)
+            outputs, terms, loss, self.new_buffers = self.graph(stripped, groups, stage, weight, self.buffers)
         return outputs, terms, loss
 
     def _list_buffers(self) -> None:
@@ -90,35 +84,38 @@ class CompiledStep:
             torch._foreach_copy_([self.buffers[name] for name in names], [self.new_buffers[name] for name in names])
         self.new_buffers = {}
 
-    def _weight_tensor(self, weight: float | torch.Tensor | None) -> torch.Tensor | None:
-        if weight is None or isinstance(weight, torch.Tensor):
-            return weight
-        if weight not in self.weights:
-            anchor = self.dtype_anchor
-            self.weights[weight] = torch.tensor([weight], dtype=anchor.dtype, device=anchor.device)
-        return self.weights[weight]
+
+class MethodModule(nn.Module):
+    """A method's computation as a module, for `functional_call` with other buffers."""
+
+    def __init__(self, method: Method):
+        super().__init__()
+        self.net, self.compute = method.net, method.runner.compute
+
+    def forward(self, *arguments: Any) -> Computed:
+        return self.compute(*arguments)
 
 
 def compile_method(method: Method) -> Callable[..., Any]:
+    """Return the compiled computation of a method, with the network's buffers as an argument and a result."""
     module = MethodModule(method)
     scalars = tuple(name for name, buffer in module.named_buffers() if not buffer.dim())
 
     def run(
-        batches: dict[str, Batch], groups: Groups, stage: Stage, penalty_weight: torch.Tensor | None, buffers: Buffers
+        batches: dict[str, Batch],
+        groups: Groups,
+        index: StepIndex,
+        penalty_weight: torch.Tensor | None,
+        buffers: Buffers,
     ) -> tuple[dict[str, Output], dict[str, torch.Tensor], torch.Tensor, Buffers]:
-        """Compute with copies of the buffers.
-
-        torch's partitioner may recompute in the backward pass what depends on buffers (pytorch/pytorch#197039), which
-        would be wrong if they had been written to.
-        """
+        # With copies of the buffers: torch's partitioner may recompute in the backward pass what depends on buffers
+        # (pytorch/pytorch#197039), which would be wrong if they had been written to.
         buffers = {f"net.{name}": buffer.clone() for name, buffer in buffers.items()}
         buffers |= {name: buffers[name].squeeze(0) for name in scalars}
-        penalty_weight = penalty_weight if penalty_weight is None else penalty_weight.squeeze(0)
-        outputs, terms, loss = functional_call(
-            module, buffers, (batches, groups, stage, penalty_weight), tie_weights=False
-        )
+        weight = None if penalty_weight is None else penalty_weight.squeeze(0)
+        outputs, terms, loss = functional_call(module, buffers, (batches, groups, index, weight), tie_weights=False)
         return (
-            {name: detach(output) for name, output in outputs.items()},
+            {name: Output(o.logits.detach(), o.embedding.detach(), (), Normalization()) for name, o in outputs.items()},
             {name: term.detach() for name, term in terms.items()},
             loss,
             {name.removeprefix("net."): torch.atleast_1d(buffer) for name, buffer in buffers.items()},
@@ -126,16 +123,9 @@ def compile_method(method: Method) -> Callable[..., Any]:
 
     torch._dynamo.config.specialize_float = True  # floats of a configuration do not change
     on_cuda = next(method.net.parameters()).device.type == "cuda" and BACKEND == "inductor"
-    compiler = cast("Callable[..., Any]", torch.compile)  # whose annotated overloads lack the last two arguments
-    return compiler(
-        run,
-        backend=BACKEND,
-        mode="reduce-overhead" if on_cuda else None,
-        fullgraph=True,
-        dynamic=False,
-        isolate_recompiles=True,
-        recompile_limit=MAX_GRAPHS,
-    )
+    options: dict[str, Any] = {"fullgraph": True, "dynamic": False, "recompile_limit": MAX_GRAPHS}
+    options |= {"mode": "reduce-overhead" if on_cuda else None, "isolate_recompiles": True}
+    return torch.compile(run, backend=BACKEND, **options)
 
 
 def require_compiler(device: torch.device) -> None:
@@ -150,36 +140,3 @@ def require_compiler(device: torch.device) -> None:
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise UsageError(f"--compile needs a C++ compiler ({reason}); install g++, or remove the flag") from None
-
-
-class MethodModule(nn.Module):
-    """A method's computation as a module, for `functional_call` with other buffers."""
-
-    def __init__(self, method: Method):
-        super().__init__()
-        self.net, self.compute = method.net, method.runner.compute
-
-    def forward(self, *arguments: Any) -> Computed:
-        return self.compute(*arguments)
-
-
-def without_host_arrays(batch: Batch) -> Batch:
-    """Return only the tensors that a loss uses; a graph takes no arrays."""
-    bare: dict[str, Any] = {"images": None, "labels_host": None, "tasks_host": None}
-    return replace(batch, **bare)
-
-
-def detach(output: Output) -> Output:
-    """Return the output without gradients and feature maps, which only LiDER uses.
-
-    An output with a gradient would add another path to the backward graph, whether or not it is used.
-    """
-    norms = output.norms
-    values: dict[str, Any] = {
-        name: tuple(tensor if tensor is None else tensor.detach() for tensor in getattr(norms, name))
-        for name in ("means", "variances", "sample_weights", "running_weights")
-    }
-    for name in ("group_weights", "penalty"):
-        if getattr(norms, name) is not None:
-            values[name] = getattr(norms, name).detach()
-    return Output(output.logits.detach(), output.embedding.detach(), (), replace(norms, **values))

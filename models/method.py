@@ -169,10 +169,6 @@ class Method:
         """Return the stream's batch and the draws from the buffer, augmented."""
         return self.assembler.assemble(batch, self.replay_draws_for_step(index), index)
 
-    def forward(self, batches: dict[str, Batch], task: int, *, replayed: bool, penalized: bool) -> dict[str, Output]:
-        """Return the outputs of the batches in training mode."""
-        return self.runner.forward(batches, self.runner.groups(batches, task, replayed=replayed), penalized=penalized)
-
     # --- defaults that few methods change ------------------------------------------------------------------------
 
     @cached_property

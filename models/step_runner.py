@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from utils.config.resolve import Config
 
 T = TypeVar("T")
+Groups = dict[str, torch.Tensor | None]
 Computed = tuple[dict[str, Output], dict[str, torch.Tensor], torch.Tensor]  # outputs, loss terms and their sum
 
 
@@ -60,11 +61,7 @@ class StepRunner:
         return Step(index, batches, outputs, terms, loss)
 
     def compute(
-        self,
-        batches: dict[str, Batch],
-        groups: dict[str, torch.Tensor | None],
-        index: StepIndex,
-        penalty_weight: float | torch.Tensor | None,
+        self, batches: dict[str, Batch], groups: Groups, index: StepIndex, penalty_weight: float | torch.Tensor | None
     ) -> Computed:
         """Return outputs, loss terms and their sum: the part of a step that `--compile` makes one graph of."""
         outputs = self.forward(batches, groups, penalized=penalty_weight is not None)
@@ -77,30 +74,21 @@ class StepRunner:
             terms = terms | {"penalty": penalty_weight * total(penalties)}
         return outputs, terms, total(terms.values())
 
-    def groups(self, batches: dict[str, Batch], task: int, *, replayed: bool) -> dict[str, torch.Tensor | None]:
-        """Return the group of every sample, by which norms weigh a batch.
-
-        A step that replays nothing uses plain batch statistics: its groups are None.
-        """
+    def groups(self, batches: dict[str, Batch], task: int, *, replayed: bool) -> Groups:
+        """Return the group of every sample, by which norms weigh a batch; None for plain batch statistics."""
         if not replayed and len(batches) == 1:
             return dict.fromkeys(batches)
         norms = self.method.net.norms
         return {name: norms.groups(batch, task, drawn=name != CURRENT) for name, batch in batches.items()}
 
-    def forward(
-        self, batches: dict[str, Batch], groups: dict[str, torch.Tensor | None], *, penalized: bool
-    ) -> dict[str, Output]:
+    def forward(self, batches: dict[str, Batch], groups: Groups, *, penalized: bool) -> dict[str, Output]:
         """Return the outputs of all batches, from one forward pass (`--replay_forward joint`) or one for each."""
         net = self.method.net
         inputs = {name: batch.inputs for name, batch in batches.items() if batch.inputs is not None}
         if len(batches) == 1 or getattr(self.method.config, "replay_forward", None) != "joint":
             return {name: net.output(inputs[name], groups[name], penalized=penalized) for name in batches}
-        all_groups = [group for group in groups.values() if group is not None]
-        output = net.output(
-            torch.cat(list(inputs.values())),
-            None if groups[CURRENT] is None else torch.cat(all_groups),
-            penalized=penalized,
-        )
+        parts = [group for group in groups.values() if group is not None]
+        output = net.output(torch.cat(list(inputs.values())), torch.cat(parts) if parts else None, penalized=penalized)
         return dict(zip(batches, output.split([len(samples) for samples in inputs.values()]), strict=True))
 
     def is_full(self, batches: dict[str, Batch], index: StepIndex) -> bool:
@@ -109,29 +97,22 @@ class StepRunner:
         The first step of a run is not full, nor an epoch's smaller last batch, nor a draw from a buffer of few samples.
         The result depends only on the state of the run, so a resumed run compiles the same steps.
         """
-        method = self.method
-        if method.buffer is not None and not len(method.buffer):
-            return False
-        names = method.replay_draws_for_step(index)
-        draws = zip(names, draw_sizes(method.config, len(names), index.task + 1), strict=True)
-        full = {CURRENT: method.config.batch_size} | {name: size for name, size in draws if size}
-        return {name: len(batch) for name, batch in batches.items()} == full
+        buffer, config = self.method.buffer, self.method.config
+        draws = draw_sizes(config, len(self.method.replay_draws_for_step(index)), index.task + 1)
+        full_sizes = [config.batch_size, *(size for size in draws if size)]
+        return (buffer is None or len(buffer) > 0) and [len(batch) for batch in batches.values()] == full_sizes
 
     def skip_unnormalizable_batch(self, size: int, learn: Callable[[], T]) -> T | None:
-        """Return `learn()`, or None if an epoch's last batch is a single image that the norm cannot normalize.
-
-        The batch is skipped then, and the network is as before.
-        """
-        method = self.method
-        if size > 1 or method.config.batch_size == 1:
+        """Return `learn()`; None, with the network as before, if the norm cannot normalize a single last image."""
+        if size > 1 or self.method.config.batch_size == 1:
             return learn()
-        before = {name: buffer.clone() for name, buffer in method.net.named_buffers()}
+        before = {name: buffer.clone() for name, buffer in self.method.net.named_buffers()}
         try:
             return learn()
         except ValueError as error:
             if TOO_FEW_VALUES not in str(error):
                 raise
-        for name, buffer in method.net.named_buffers():
+        for name, buffer in self.method.net.named_buffers():
             buffer.copy_(before[name])
         if not self.skipped_batches:
             note = "the last batch of an epoch is a single image, which this norm cannot normalize; it is left out"

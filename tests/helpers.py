@@ -11,7 +11,9 @@ from utils.config.registry import MODELS
 from utils.config.resolve import Config, resolve
 from utils.data.stream import StreamSpec, TensorStream, make_batch, ranges
 from utils.run.build import build_method, build_network
-from utils.step import Batch
+from utils.run.observers import Observer
+from utils.run.training import Training
+from utils.step import Batch, Normalization, Output
 
 NEEDS_COMPILER = pytest.mark.skipif(compile_error() is not None, reason=f"compiled passes: {compile_error()}")
 NORM_IMPLS = ["reference", "fused", pytest.param("compiled", marks=NEEDS_COMPILER)]
@@ -76,6 +78,35 @@ def build_run(config: Config, stream: TensorStream):
     return net, build_method(config, stream.spec, net, CPU)
 
 
+class StepRecorder(Observer):
+    """Keeps what `look(step)` returns for every step."""
+
+    def __init__(self, look):
+        self.look, self.steps = look, []
+
+    def on_step(self, step):
+        self.steps.append(self.look(step))
+
+
+def record_steps(config: Config, stream: TensorStream, look) -> tuple[list, object, dict]:
+    """Train; return what `look` returned for every step, the method and the outcome."""
+    _, method = build_run(config, stream)
+    recorder = StepRecorder(look)
+    outcome = Training(config, stream, method, [recorder]).run()
+    return recorder.steps, method, outcome
+
+
+def make_samples(labels, tasks=None, **tensors) -> Batch:
+    """Return a batch with these labels and without images; the tasks are 0 by default."""
+    labels = np.array(labels, dtype=np.int64)
+    tasks = np.zeros_like(labels) if tasks is None else np.array(tasks, dtype=np.int64)
+    return Batch(torch.empty(0), torch.from_numpy(labels), torch.from_numpy(tasks), labels, tasks, **tensors)
+
+
+def make_output(logits: torch.Tensor) -> Output:
+    return Output(logits, logits, (), Normalization())
+
+
 def weights_of(net: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in net.state_dict().items()}
 
@@ -83,3 +114,9 @@ def weights_of(net: torch.nn.Module) -> dict[str, torch.Tensor]:
 def assert_close(actual, expected, *, rtol: float = 0.0, atol: float = 1e-12) -> None:
     actual, expected = torch.as_tensor(actual), torch.as_tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
+
+
+def forward(method, batches: dict[str, Batch], task: int, *, replayed: bool, penalized: bool) -> dict[str, Output]:
+    """Return a method's outputs of the batches in training mode."""
+    groups = method.runner.groups(batches, task, replayed=replayed)
+    return method.runner.forward(batches, groups, penalized=penalized)

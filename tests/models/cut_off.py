@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,12 +16,10 @@ import utils.run.training
 from tests.outcomes import outcome
 from utils.run.checkpoints import verified_payload
 from utils.run.observers import Observer
+from utils.run.training import Training
 
 SMALL = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--batch_size", "40", "--log_every", "3"]
 SMALL += ["--checkpoint_every", "2", "--save_model"]
-
-
-TIMES = ("date", "seconds", "wall_seconds", "steps_per_second", "environment", "seal")  # of a record
 
 
 class Killed(BaseException):
@@ -65,10 +64,6 @@ def killed_in(owner, name: str, call: int):
         yield calls
 
 
-def counted(owner, name: str):
-    return killed_in(owner, name, 0)
-
-
 def killed(results: Path, *words: str) -> None:
     with pytest.raises(Killed):
         runner(results)(*words)
@@ -87,8 +82,8 @@ def newest_state(results: Path) -> dict:
     return torch.load(io.BytesIO(payload), weights_only=True)
 
 
-class Kept:
-    """Checkpoints in memory, as plain data, for a `Training`."""
+class MemoryCheckpoints:
+    """Checkpoints of a `Training` in memory, as plain data."""
 
     def __init__(self, every: int = 2):
         self.every, self.last_step, self.states = every, 0, []
@@ -102,6 +97,37 @@ class Kept:
         file.seek(0)
         self.states.append((step, torch.load(file, weights_only=True)))
         self.last_step = step
+
+
+def with_checkpoints(training: Training) -> Training:
+    training.checkpoints = MemoryCheckpoints()
+    return training
+
+
+def assert_resumes_from_every_checkpoint(build: Callable[[], Training]) -> tuple[Training, list[tuple[int, Training]]]:
+    """Resume from every checkpoint of a run; return the run, and the resumed ones with the steps they started from."""
+    straight, resumed_runs = build(), []
+    results = straight.run()["results"]
+    for step, state in straight.checkpoints.states:
+        resumed = build()
+        resumed.checkpoints.last_step = step
+        assert resumed.run(state)["results"] == results
+        assert_same_state(dict(resumed.method.net.state_dict()), dict(straight.method.net.state_dict()))
+        assert_same_state(resumed.method.state_dict(), straight.method.state_dict())
+        resumed_runs.append((step, resumed))
+    return straight, resumed_runs
+
+
+def assert_same_state(state, expected) -> None:
+    assert type(state) is type(expected)
+    if isinstance(expected, dict):
+        assert state.keys() == expected.keys()
+        for name in expected:
+            assert_same_state(state[name], expected[name])
+    elif isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(state, expected, rtol=0, atol=0, equal_nan=True)
+    else:
+        assert state == expected
 
 
 def assert_same(found: dict, expected: dict) -> None:

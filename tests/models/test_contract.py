@@ -1,10 +1,9 @@
 """What holds for every method: resuming, refused options, default options, and terms that add up to the loss."""
 
 import pytest
-import torch
 
 from tests.helpers import build_run, make_spec, make_stream, run_config
-from tests.models.cut_off import Kept
+from tests.models.cut_off import assert_resumes_from_every_checkpoint, with_checkpoints
 from utils.config.registry import MODELS
 from utils.config.resolve import resolve
 from utils.errors import UsageError
@@ -46,44 +45,17 @@ def training_of(model: str) -> Training:
     if method_type.joint_training:
         stream = stream.as_single_task()
     _, method = build_run(config, stream)
-    training = Training(config, stream, method, [Logs()])
-    training.checkpoints = Kept()
-    return training
-
-
-def assert_same_state(found, expected) -> None:
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for name in expected:
-            assert_same_state(found[name], expected[name])
-    elif isinstance(expected, torch.Tensor):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    else:
-        assert found == expected
+    return with_checkpoints(Training(config, stream, method, [Logs()]))
 
 
 @pytest.mark.parametrize("model", METHODS)
 def test_a_run_resumed_from_any_checkpoint_ends_the_same(model):
-    """Checkpoints before an `end_task` and after it are among them."""
-    straight = training_of(model)
-    results = straight.run()["results"]
+    """Checkpoints before an `end_task` and after it are among them. Logged terms add up to the loss."""
+    straight, resumed_runs = assert_resumes_from_every_checkpoint(lambda: training_of(model))
+    assert len(resumed_runs) >= 4
     events = straight.observers[0].events
-    assert len(straight.checkpoints.states) >= 4
-    for step, state in straight.checkpoints.states:
-        resumed = training_of(model)
-        resumed.checkpoints.last_step = step
-        assert resumed.run(state)["results"] == results
+    for step, resumed in resumed_runs:
         assert resumed.observers[0].events == [event for event in events if event["step"] > step]
-        assert_same_state(dict(resumed.method.net.state_dict()), dict(straight.method.net.state_dict()))
-        assert_same_state(resumed.method.state_dict(), straight.method.state_dict())
-
-
-@pytest.mark.parametrize("model", METHODS)
-def test_logged_terms_add_up_to_the_loss(model):
-    training = training_of(model)
-    training.run()
-    events = training.observers[0].events
     assert all((event["loss"] is None) == (model == "gdumb") for event in events)
     for event in events:
         assert sum(event["terms"].values()) == pytest.approx(event["loss"] or 0, rel=1e-5)

@@ -5,84 +5,59 @@ import torch
 from torch.nn import functional as F
 
 from models.method import Method
-from tests.helpers import build_run, make_spec, make_stream, run_config
-from tests.models.cut_off import Kept
+from tests.helpers import build_run, make_spec, make_stream, record_steps, run_config
+from tests.models.cut_off import assert_resumes_from_every_checkpoint, with_checkpoints
 from utils.config.registry import MODELS
 from utils.data.buffer import Buffer, MethodManaged
 from utils.errors import RunFailed
 from utils.run.build import build_augment, build_network
-from utils.run.observers import Observer
 from utils.run.training import Training
 from utils.step import CURRENT, Normalization, Step, forwards_of, total
 
 SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 8, 8), train_sizes=(12, 8, 12))
 
 
-class Steps(Observer):
-    """Keeps of every step what is plain."""
-
-    def __init__(self):
-        self.found = []
-
-    def on_step(self, step):
-        assert isinstance(step, Step)
-        self.found.append(
-            {
-                "place": (step.index.task, step.index.step, step.index.epoch),
-                "batches": {name: batch.tasks_host.tolist() for name, batch in step.batches.items()},
-                "losses": {name: value.item() for name, value in step.loss_terms.items()},
-                "loss": step.loss.item(),
-                "norms": forwards_of(step.outputs),
-                "shapes": {name: tuple(output.embedding.shape) for name, output in step.outputs.items()},
-            }
-        )
+def look(step: Step) -> dict:
+    """Keep of a step what is plain."""
+    return {
+        "index": (step.index.task, step.index.step, step.index.epoch),
+        "batches": {name: batch.tasks_host.tolist() for name, batch in step.batches.items()},
+        "terms": {name: value.item() for name, value in step.loss_terms.items()},
+        "norms": forwards_of(step.outputs),
+        "shapes": {name: tuple(output.embedding.shape) for name, output in step.outputs.items()},
+    }
 
 
 def steps_of(model: str, norm: str, **options) -> list[dict]:
-    config, steps = run_config(model, norm, **options), Steps()
-    stream = make_stream(SPEC)
-    _, method = build_run(config, stream)
-    Training(config, stream, method, [steps]).run()
-    return steps.found
+    return record_steps(run_config(model, norm, **options), make_stream(SPEC), look)[0]
 
 
 # --- what a step holds -------------------------------------------------------------------------------------------
 
 
 def test_observers_see_where_a_step_was_and_what_it_was_made_of():
-    found = steps_of("derpp", "adab2n")
-    assert [step["place"] for step in found] == [
-        (task, number, 0) for number, task in enumerate([0, 0, 0, 1, 1, 2, 2, 2])
-    ]
-    assert list(found[0]["batches"]) == [CURRENT]
-    assert list(found[1]["batches"]) == [CURRENT, "logits", "labels"]
-    assert found[4]["batches"][CURRENT] == [1] * 4
-    assert set(found[7]["batches"]["labels"]) <= {0, 1, 2}
-    assert found[4]["shapes"] == {CURRENT: (4, 8), "logits": (4, 8), "labels": (4, 8)}
-
-
-def test_the_parts_of_the_loss_add_up_to_it():
-    found = steps_of("derpp", "adab2n", alpha=0.4)
-    assert list(found[0]["losses"]) == [CURRENT]
-    assert list(found[5]["losses"]) == [CURRENT, "logits", "labels", "penalty"]
-    for step in found:
-        assert step["loss"] == pytest.approx(sum(step["losses"].values()), rel=1e-6)
+    steps = steps_of("derpp", "adab2n")
+    assert [step["index"] for step in steps] == [(task, k, 0) for k, task in enumerate([0, 0, 0, 1, 1, 2, 2, 2])]
+    assert list(steps[0]["batches"]) == list(steps[0]["terms"]) == [CURRENT]
+    assert list(steps[1]["batches"]) == [CURRENT, "logits", "labels"]
+    assert list(steps[5]["terms"]) == [CURRENT, "logits", "labels", "penalty"]
+    assert steps[4]["batches"][CURRENT] == [1] * 4
+    assert set(steps[7]["batches"]["labels"]) <= {0, 1, 2}
+    assert steps[4]["shapes"] == {CURRENT: (4, 8), "logits": (4, 8), "labels": (4, 8)}
 
 
 @pytest.mark.parametrize(("way", "forwards"), [("joint", 1), ("separate", 3)])
 def test_a_step_says_what_the_norms_did(way, forwards):
-    found = steps_of("derpp", "adab2n", replay_forward=way, lambd=0.5)
-    first, later = found[0]["norms"], found[6]["norms"]
-    assert len(first) == 1
-    assert first[0].group_weights is None  # plain batch statistics while nothing is replayed
-    assert first[0].penalty is None
+    steps = steps_of("derpp", "adab2n", replay_forward=way, lambd=0.5)
+    (first,), later = steps[0]["norms"], steps[6]["norms"]
+    assert (first.group_weights, first.penalty) == (None, None)  # plain batch statistics while nothing is replayed
     assert len(later) == forwards
     for norms in later:
         assert norms.layers == (0, 1)
         assert [len(mean) for mean in norms.means] == [len(var) for var in norms.variances] == [8, 8]
         assert norms.group_weights.shape == (3, 2)
         assert (norms.group_weights.sum(0) - 1).abs().max() < 1e-6
-    assert 0.5 * sum(norms.penalty.item() for norms in later) == pytest.approx(found[6]["losses"]["penalty"], rel=1e-5)
+    assert 0.5 * sum(norms.penalty.item() for norms in later) == pytest.approx(steps[6]["terms"]["penalty"], rel=1e-5)
 
 
 def test_norms_that_report_nothing_leave_it_empty():
@@ -98,8 +73,8 @@ def test_terms_are_added_in_their_order():
 
 
 class Everything(Method):
-    """Uses every hook: a classifier bias of its own in prediction, samples that join a task, gradients cut in half,
-    a memory that it fills itself, and sums over all that it is told."""
+    """Uses every hook: a bias in predictions, samples that join a task, gradients cut in half, a buffer that it fills
+    itself, and sums over all labels."""
 
     draw_names = ("replay",)
     calls: list
@@ -108,7 +83,7 @@ class Everything(Method):
         super().__init__(*arguments)
         self.bias = torch.zeros(self.n_classes)
         self.own = torch.nn.Parameter(torch.ones(()))
-        self.told = torch.zeros(())
+        self.label_sum = torch.zeros(())
 
     @classmethod
     def buffer_policy(cls, config, spec):
@@ -119,7 +94,7 @@ class Everything(Method):
 
     def begin_task(self, task, stream):
         self.calls.append(("begin", task))
-        self.told = 2 * self.told + sum(batch.labels.sum() for batch in stream.in_order(task, 5))
+        self.label_sum = 2 * self.label_sum + sum(batch.labels.sum() for batch in stream.in_order(task, 5))
         self.bias[list(self.spec.classes_of(task))] += 0.1
         self.net.linear1.requires_grad_(task != 1)  # frozen in the second task
 
@@ -130,7 +105,9 @@ class Everything(Method):
         self.calls.append(("step", index.step))
         losses = {"labels": self.own * F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}
         if "replay" in batches:
-            losses["replay"] = 1e-3 * self.told * F.cross_entropy(outputs["replay"].logits, batches["replay"].labels)
+            losses["replay"] = (
+                1e-3 * self.label_sum * F.cross_entropy(outputs["replay"].logits, batches["replay"].labels)
+            )
         return losses
 
     def adjust_gradients(self, step):
@@ -143,7 +120,7 @@ class Everything(Method):
     def end_task(self, task, stream):
         self.calls.append(("end", task))
         self.buffer.add(next(stream.in_order(task, 4)))
-        self.bias += 0.01 * self.told
+        self.bias += 0.01 * self.label_sum
         with torch.no_grad():
             self.net.classifier.bias += 0.1
         if task == self.fails_at_end_of:
@@ -156,10 +133,10 @@ class Everything(Method):
         return self.net(inputs) + self.bias
 
     def state_dict(self):
-        return {"bias": self.bias, "told": self.told, "own": self.own.detach()}
+        return {"bias": self.bias, "label_sum": self.label_sum, "own": self.own.detach()}
 
     def load_state_dict(self, state):
-        self.bias, self.told = state["bias"], state["told"]
+        self.bias, self.label_sum = state["bias"], state["label_sum"]
         self.own.data.copy_(state["own"])
 
 
@@ -169,9 +146,7 @@ def run_of_every_hook(norm: str, fails_at_end_of=None) -> Training:
     buffer = Buffer(config.buffer_size, Everything.buffer_policy(config, SPEC), SPEC, torch.device("cpu"))
     method = Everything(net, config, SPEC, build_augment(config, SPEC, torch.device("cpu")), buffer)
     method.calls, method.fails_at_end_of = [], fails_at_end_of
-    training = Training(config, stream, method)
-    training.checkpoints = Kept()
-    return training
+    return with_checkpoints(Training(config, stream, method))
 
 
 def test_the_order_of_a_run():
@@ -189,20 +164,16 @@ def test_the_order_of_a_run():
 
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
 def test_a_run_resumed_from_any_checkpoint_comes_to_the_same_end(norm):
-    straight = run_of_every_hook(norm)
-    results = straight.run()["results"]
-    states = straight.checkpoints.states
-    assert len(states) > 6
-    for step, state in states:
-        resumed = run_of_every_hook(norm)
-        resumed.checkpoints.last_step = step
-        assert resumed.run(state)["results"] == results
-        for name, tensor in straight.method.net.state_dict().items():
-            assert torch.equal(tensor, resumed.method.net.state_dict()[name]), name
-        for name, tensor in straight.method.state_dict().items():
-            assert torch.equal(tensor, resumed.method.state_dict()[name]), name
+    straight, resumed_runs = assert_resumes_from_every_checkpoint(lambda: run_of_every_hook(norm))
+    assert len(resumed_runs) > 6
+    for step, resumed in resumed_runs:
         calls = [call for call in resumed.method.calls if call[0] == "step"]
         assert calls == [("step", number) for number in range(step, 10)]
+    method = straight.method  # the hooks matter; otherwise nothing would be compared
+    assert method.label_sum > 10
+    assert method.own.item() != 1
+    assert (method.bias > 1).all()
+    assert len(method.buffer) == 4
 
 
 def test_what_a_resumed_run_calls_again_and_what_not():
@@ -230,19 +201,6 @@ def test_an_end_of_task_that_was_cut_off_is_repeated_from_its_start(norm):
     resumed.checkpoints.last_step = step
     assert resumed.run(state)["results"] == results
     assert resumed.method.calls[:2] == [("end", 1), ("ended", 1)]
-
-
-def test_the_hooks_matter():
-    """Otherwise the tests above would compare nothing."""
-    training = run_of_every_hook("bn")
-    training.run()
-    method = training.method
-    assert method.told > 10
-    assert method.own.item() != 1
-    assert (method.bias > 1).all()
-    assert len(method.buffer) == 4
-    plain = method.net(torch.zeros(1, 3, 8, 8)) - method.predict(torch.zeros(1, 3, 8, 8))
-    assert plain.abs().min() > 1
 
 
 def test_a_batch_of_one_at_the_end_of_a_task_is_explained():

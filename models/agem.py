@@ -5,8 +5,6 @@ buffer, which passes the network separately. If g . g_r < 0, g is replaced by g 
 All parameters of the network form one vector.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional as F
 

@@ -1,7 +1,5 @@
 """`der`: Dark Experience Replay (Buzzega et al. 2020): match stored logits of replayed samples, not their labels."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional as F
 

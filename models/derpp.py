@@ -3,8 +3,6 @@
 The two terms have independent draws from the buffer, from the second batch on.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional as F
 

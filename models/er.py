@@ -1,7 +1,5 @@
 """`er`: Experience Replay (Riemer et al. 2019): one cross-entropy over the current and the replayed samples."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional as F
 

@@ -5,8 +5,6 @@ representations of old classes. The replayed batch competes with all classes. Bo
 paper's loss has only the classes in the batch; the released code adds the unseen ones and the highest class seen.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

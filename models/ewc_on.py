@@ -5,8 +5,6 @@ over the task's samples of p(y|x) (grad log p(y|x))^2 for the true label y, in e
 expectation over labels of the Fisher information is replaced by this one term.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 The paper's Permuted MNIST network is not stated; it needs normalization layers, and this is the smallest that has.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

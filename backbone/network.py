@@ -1,12 +1,4 @@
-"""What every network offers to the methods and the loop.
-
-net(x)                   logits
-net.output(x)            logits, the embedding that the classifier sees, and the feature maps that LiDER compares
-net.output(x, groups)    the same; in training, norms that look at groups weigh the batch by its samples' groups
-net.begin_task(classes)  parameters that came into being with a new task; so many classes are seen with it
-"""
-
-from __future__ import annotations
+"""The base class of networks: what methods and the training loop use of them."""
 
 from contextlib import nullcontext
 
@@ -19,7 +11,11 @@ from utils.step import Normalization, Output
 
 
 class Network(nn.Module):
-    """Base class: a subclass builds its layers with `factory`, implements `body` and has a `classifier`."""
+    """A subclass builds its layers with the factory, implements `body` and has a `classifier`.
+
+    Args:
+        factory: `factory(channels, spatial=size)` returns a norm layer for maps of this size, () for vectors.
+    """
 
     n_feature_maps = 0
     classifier: nn.Module
@@ -31,11 +27,17 @@ class Network(nn.Module):
         self.norms = factory.shared
 
     def body(self, x: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """The embedding (samples, features), and the feature maps of a network that has them."""
+        """Return the embedding (samples, features), and `n_feature_maps` feature maps, which LiDER compares."""
         raise NotImplementedError
 
     def output(self, x: torch.Tensor, groups: torch.Tensor | None = None, *, penalized: bool = False) -> Output:
-        """`groups` are the samples', None for plain batch statistics; `penalized` asks the norms for their penalty."""
+        """Return logits, embedding, feature maps, and what the norms did.
+
+        Args:
+            x: Normalized images.
+            groups: The samples' groups, by which norms may weigh a training batch; None for plain batch statistics.
+            penalized: Whether the norms compute their penalty.
+        """
         if not self.training:
             embedding, features = self.body(x)
             return Output(self.classifier(embedding), embedding, features, Normalization())
@@ -49,4 +51,5 @@ class Network(nn.Module):
         return self.output(x).logits
 
     def begin_task(self, n_classes: int) -> list[nn.Parameter]:
+        """Return the parameters that are new with a task, after which so many classes have been seen."""
         return self.norms.begin_task(n_classes)

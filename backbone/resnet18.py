@@ -4,7 +4,7 @@ For images up to 84 pixels the stem is one 3x3 convolution without pooling; from
 7x7 convolution of stride 2 and a max-pool.
 """
 
-from __future__ import annotations
+import math
 
 import torch
 from torch import nn
@@ -15,19 +15,16 @@ from backbone.norms import NormFactory
 from utils.config.options import Option, integer
 from utils.config.registry import BACKBONES
 
-OPTIONS = (
-    Option("num_filters", integer(1, 4096), "channels of the first stage (the paper's network has 64)", default=64),
-)
+WIDTH = Option("num_filters", integer(1, 4096), "channels of the first stage (the paper's network has 64)", default=64)
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
 
 
-def halved(size: tuple[int, int], stride: int) -> tuple[int, int]:
+def divided(size: tuple[int, int], stride: int) -> tuple[int, int]:
     """Return the size after a padded convolution or pooling of that stride."""
-    height, width = size
-    return -(-height // stride), -(-width // stride)
+    return math.ceil(size[0] / stride), math.ceil(size[1] / stride)
 
 
 class BasicBlock(nn.Module):
@@ -41,16 +38,15 @@ class BasicBlock(nn.Module):
         self.norm2 = norm(outputs, spatial=size)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), norm(outputs, spatial=size)
-            )
+            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False))
+            self.shortcut.append(norm(outputs, spatial=size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = F.relu(self.norm1(self.conv1(x)))
         return self.norm2(self.conv2(out)) + self.shortcut(x)
 
 
-@BACKBONES.register("resnet18", help="ResNet-18, 3x3 stem below 128 pixels", options=OPTIONS, hashed={"stem": "auto"})
+@BACKBONES.register("resnet18", help="ResNet-18, 3x3 stem below 128 pixels", options=(WIDTH,), hashed={"stem": "auto"})
 class ResNet18(Network):
     n_feature_maps = 5
 
@@ -58,26 +54,19 @@ class ResNet18(Network):
         super().__init__(factory)
         channels, size = image_shape[0], image_shape[1:]
         large = min(size) >= 128
-        if large:
-            self.conv1 = nn.Conv2d(channels, num_filters, 7, stride=2, padding=3, bias=False)
-            self.pool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1)
-            size = halved(size, 2)
-        else:
-            self.conv1 = conv3x3(channels, num_filters)
-            self.pool = nn.Identity()
+        kernel, stride = (7, 2) if large else (3, 1)
+        self.conv1 = nn.Conv2d(channels, num_filters, kernel, stride=stride, padding=kernel // 2, bias=False)
+        size = divided(size, stride)
         self.norm1 = factory(num_filters, spatial=size)
-        if large:
-            size = halved(size, 2)
+        self.pool = nn.MaxPool2d(3, stride=2, padding=1) if large else nn.Identity()
+        size = divided(size, stride)
         self.stages = nn.ModuleList()
         inputs = num_filters
         for stage in range(4):
             outputs, stride = num_filters * 2**stage, 1 if stage == 0 else 2
-            size = halved(size, stride)
-            blocks = [
-                BasicBlock(inputs, outputs, stride, size, factory),
-                BasicBlock(outputs, outputs, 1, size, factory),
-            ]
-            self.stages.append(nn.ModuleList(blocks))
+            size = divided(size, stride)
+            first = BasicBlock(inputs, outputs, stride, size, factory)
+            self.stages.append(nn.ModuleList([first, BasicBlock(outputs, outputs, 1, size, factory)]))
             inputs = outputs
         self.classifier = nn.Linear(inputs, n_classes)
 

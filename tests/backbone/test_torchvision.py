@@ -13,7 +13,7 @@ from torchvision.ops import StochasticDepth
 
 import utils.run.execution
 from backbone.norms import NormFactory
-from backbone.torchvision import maps_of_norms
+from backbone.torchvision import map_sizes
 from tests.outcomes import outcome
 from utils.config.resolve import resolve
 from utils.errors import UsageError
@@ -176,7 +176,7 @@ def test_images_of_one_channel_are_grey():
 
 
 def test_sizes_are_those_of_the_maps():
-    sizes = maps_of_norms("resnet18", (3, 64, 64))
+    sizes = map_sizes("resnet18", (3, 64, 64))
     assert sizes[0] == (32, 32)
     assert Counter(sizes) == {(32, 32): 1, (16, 16): 4, (8, 8): 5, (4, 4): 5, (2, 2): 5}
 

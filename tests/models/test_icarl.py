@@ -1,4 +1,4 @@
-"""iCaRL: herding, targets and the nearest mean by hand, what the exemplars are used for, and runs that are cut off."""
+"""iCaRL: herding, targets and the nearest mean by hand, and what the exemplars are used for."""
 
 from math import log, sqrt
 from types import SimpleNamespace
@@ -9,58 +9,48 @@ import torch
 
 from backbone.network import Network
 from backbone.norms import norm_factory
-from models import icarl
-from models.icarl import Icarl
-from tests.helpers import CPU, assert_close, build_run, make_spec, make_stream, sample_numbers
-from utils.config.resolve import resolve
+from models.icarl import Icarl, herd
+from tests.helpers import (
+    CPU,
+    assert_close,
+    build_run,
+    make_output,
+    make_samples,
+    make_spec,
+    make_stream,
+    record_steps,
+    run_config,
+    sample_numbers,
+)
 from utils.data.augment import Augment, Crop, Flip
 from utils.data.buffer import Buffer, MethodManaged
 from utils.data.stream import TensorStream, make_batch, ranges
 from utils.errors import UsageError
 from utils.run.build import check_together
-from utils.run.observers import Observer
 from utils.run.training import Training, total_steps
-from utils.step import Batch, Normalization, Output, StepIndex
-
-
-def icarl_config(norm: str, **options):
-    small = {
-        "model": "icarl",
-        "norm": norm,
-        "backbone": "mlp",
-        "dataset": "seq-cifar10",
-        "hidden": 8,
-        "buffer_size": 12,
-    }
-    return resolve(small | {"batch_size": 4, "lr": 0.05, "log_every": 3, "device": "cpu"} | options)
-
+from utils.step import StepIndex
 
 # --- herding ----------------------------------------------------------------------------------------------------
 
 
-def herd(*vectors, count: int) -> list[int]:
-    return icarl.herd(torch.tensor(vectors, dtype=torch.float64), count)
-
-
-def test_herding_by_hand():
-    """The mean is (8/15, 9/15). C is nearest to it; then (A + C)/2 = (0.8, 0.4) is nearer than (B + C)/2 = (0.3, 0.9),
-    squared distances 0.11 and 0.14, though B alone is nearer than A. C again would be nearest, but is taken."""
-    a, b, c = (1.0, 0.0), (0.0, 1.0), (0.6, 0.8)
-    assert herd(a, b, c, count=3) == [2, 0, 1]
-    assert herd(a, b, c, count=2) == [2, 0]
-    assert herd(a, b, c, count=1) == [2]
-    assert herd(c, b, a, count=3) == [0, 2, 1]
-
-
-def test_herding_looks_at_all_that_was_picked_before():
-    """The mean is (0.25, 0.65). First C, at a squared distance of 0.145. Then B: (A + C)/2, (B + C)/2, (C + D)/2 are at
-    0.365, 0.065, 0.085. Then A: (A + B + C)/3 is at 0.083, (B + C + D)/3 at 0.109, though A alone is the farthest."""
-    a, b, c, d = (1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (-0.6, 0.8)
-    assert herd(a, b, c, d, count=4) == [2, 1, 0, 3]
-
-
-def test_herding_takes_all_where_there_are_fewer():
-    assert herd((1.0, 0.0), (0.0, 1.0), count=5) == [0, 1]
+@pytest.mark.parametrize(
+    ("vectors", "count", "expected"),
+    [
+        # A, B, C: the mean is (8/15, 9/15). C is nearest to it; then (A + C)/2 = (0.8, 0.4) is nearer than
+        # (B + C)/2 = (0.3, 0.9), squared distances 0.11 and 0.14, though B alone is nearer than A. C again would be
+        # nearest, but is taken.
+        ([(1.0, 0.0), (0.0, 1.0), (0.6, 0.8)], 3, [2, 0, 1]),
+        ([(1.0, 0.0), (0.0, 1.0), (0.6, 0.8)], 2, [2, 0]),
+        ([(0.6, 0.8), (0.0, 1.0), (1.0, 0.0)], 3, [0, 2, 1]),
+        # A, B, C, D: the mean is (0.25, 0.65). First C, at a squared distance of 0.145. Then B: (A + C)/2, (B + C)/2,
+        # (C + D)/2 are at 0.365, 0.065, 0.085. Then A: (A + B + C)/3 is at 0.083, (B + C + D)/3 at 0.109, though A
+        # alone is the farthest.
+        ([(1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (-0.6, 0.8)], 4, [2, 1, 0, 3]),
+        ([(1.0, 0.0), (0.0, 1.0)], 5, [0, 1]),  # all where there are fewer
+    ],
+)
+def test_herding_by_hand(vectors, count, expected):
+    assert herd(torch.tensor(vectors, dtype=torch.float64), count) == expected
 
 
 # --- targets ----------------------------------------------------------------------------------------------------
@@ -68,31 +58,26 @@ def test_herding_takes_all_where_there_are_fewer():
 THREE_TASKS = make_spec(n_tasks=3, n_classes=6)
 
 
-def logs(*rows) -> torch.Tensor:
-    """Logits whose sigmoids are n / (n + 1)."""
+def odds(*rows) -> torch.Tensor:
+    """Return logits whose sigmoids are n / (n + 1)."""
     return torch.tensor(rows, dtype=torch.float64).log()
 
 
-def bce(target: float, odds: float) -> float:
-    return -target * log(odds / (odds + 1)) - (1 - target) * log(1 / (odds + 1))
+def bce(target: float, n: float) -> float:
+    return -target * log(n / (n + 1)) - (1 - target) * log(1 / (n + 1))
 
 
-def loss_of(logits, labels, task, before=None) -> torch.Tensor:
-    labels = np.array(labels)
-    tasks = labels // 2
-    batch = Batch(
-        torch.empty(0), torch.from_numpy(labels), torch.from_numpy(tasks), labels, tasks, inputs=torch.ones(len(labels))
-    )
+def loss_of(logits, labels, task, past_net=None) -> torch.Tensor:
     method = Icarl(None, SimpleNamespace(), THREE_TASKS, None, None)
-    method.past_net = before
-    output = Output(logits, logits, (), Normalization())
-    (loss,) = method.loss({"current": batch}, {"current": output}, StepIndex(task, 5)).values()
+    method.past_net = past_net
+    batch = make_samples(labels, inputs=torch.ones(len(labels)))
+    (loss,) = method.loss({"current": batch}, {"current": make_output(logits)}, StepIndex(task, 5)).values()
     return loss
 
 
 def test_targets_of_the_first_task_are_one_hot():
     """The mean over two samples and two classes; classes that were not seen have no part."""
-    logits = logs([1, 2, 50, 60, 70, 80], [3, 4, 1, 1, 1, 1]).requires_grad_()
+    logits = odds([1, 2, 50, 60, 70, 80], [3, 4, 1, 1, 1, 1]).requires_grad_()
     loss = loss_of(logits, [0, 1], 0)
     expected = (bce(1, 1) + bce(0, 2) + bce(0, 3) + bce(1, 4)) / 4
     assert loss.item() == pytest.approx(expected, abs=1e-12)
@@ -103,14 +88,14 @@ def test_targets_of_the_first_task_are_one_hot():
 
 def test_targets_of_past_classes_are_what_the_network_said_before():
     """Whatever the label: the second sample is an exemplar of class 1. Classes 2 and 3 are the task's own."""
-    said = logs([1, 3, 9, 9, 9, 9], [1 / 4, 7, 9, 9, 9, 9])  # sigmoids 1/2, 3/4 and 1/5, 7/8
+    said = odds([1, 3, 9, 9, 9, 9], [1 / 4, 7, 9, 9, 9, 9])  # sigmoids 1/2, 3/4 and 1/5, 7/8
     asked = []
 
     def before(inputs):
         asked.append(inputs)
         return said
 
-    logits = logs([1, 2, 3, 4, 90, 90], [5, 6, 7, 8, 90, 90]).requires_grad_()
+    logits = odds([1, 2, 3, 4, 90, 90], [5, 6, 7, 8, 90, 90]).requires_grad_()
     loss = loss_of(logits, [3, 1], 1, before)
     first = bce(1 / 2, 1) + bce(3 / 4, 2) + bce(0, 3) + bce(1, 4)
     second = bce(1 / 5, 5) + bce(7 / 8, 6) + bce(0, 7) + bce(0, 8)
@@ -125,7 +110,7 @@ def test_targets_of_past_classes_are_what_the_network_said_before():
 def test_the_network_before_stays_as_it_was_at_the_end_of_the_last_task(norm):
     """In eval mode, whatever becomes of the network that is trained."""
     stream = make_stream(make_spec())
-    net, method = build_run(icarl_config(norm, dtype="float64"), stream)
+    net, method = build_run(run_config("icarl", norm, dtype="float64"), stream)
     method.grow()
     for step, batch in enumerate(stream.batches(0, 0, 0)):
         method.step(batch, StepIndex(0, step))
@@ -194,14 +179,6 @@ def test_nearest_mean_by_hand():
     assert scores.argmax(1).tolist() == [0, 1]
 
 
-def test_predictions_are_the_same_whatever_else_is_in_the_batch():
-    method, stream = of_pixels([[4, 3, 0], [3, 4, 0], [12, 0, 5]], [1, 0, 1], (3, 0), 8)
-    method.end_task(0, stream)
-    inputs = torch.rand(60, 1, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
-    alone = torch.cat([method.predict(part) for part in inputs.split(1)])
-    assert_close(method.predict(inputs)[:, :2], alone[:, :2], atol=1e-6)
-
-
 def by_brute_force(pixels: np.ndarray, count: int) -> list[int]:
     """Herding on embeddings of length 1, from its definition."""
     unit = pixels[:, :2] / np.linalg.norm(pixels[:, :2], axis=1, keepdims=True)
@@ -239,12 +216,6 @@ def test_every_class_has_the_capacity_over_the_seen_classes_and_older_ones_are_c
     assert {label: held(label) for label in (2, 3)} == {label: expected(label, 2) for label in (2, 3)}
 
 
-def test_a_class_with_few_samples_gives_all_it_has():
-    method, stream = of_pixels([[4, 3, 0], [3, 4, 0], [12, 0, 5]], [1, 0, 1], (3, 0), 100)
-    method.end_task(0, stream)
-    assert np.bincount(method.buffer.all_samples().labels_host).tolist() == [1, 2]
-
-
 def test_means_of_old_classes_follow_the_network():
     """At the end of a task they are computed anew, of the exemplars that are left."""
     method, stream = of_pixels([[3, 4, 0], [1, 0, 0], [5, 12, 0], [1, 1, 1]], [0, 1, 2, 3], (2, 2), 4)
@@ -261,44 +232,35 @@ def test_means_of_old_classes_follow_the_network():
 # --- a run ------------------------------------------------------------------------------------------------------
 
 
-class Steps(Observer):
-    """What counts in a step, kept without its graph."""
-
-    def __init__(self):
-        self.of_task: dict[int, list] = {}
-
-    def on_step(self, step):
-        batch, norms = step.batches["current"], step.outputs["current"].norms
-        self.of_task.setdefault(step.index.task, []).append(
-            SimpleNamespace(
-                batches=list(step.batches),
-                numbers=sample_numbers(batch.images),
-                tasks=batch.tasks.tolist(),
-                weights=norms.group_weights,
-                penalty=None if norms.penalty is None else norms.penalty.item(),
-                losses={name: value.item() for name, value in step.loss_terms.items()},
-                loss=step.loss.item(),
-            )
-        )
+def look(step) -> SimpleNamespace:
+    """Keep what counts in a step, without its graph."""
+    batch, norms = step.batches["current"], step.outputs["current"].norms
+    return SimpleNamespace(
+        task=step.index.task,
+        batches=list(step.batches),
+        numbers=sample_numbers(batch.images),
+        tasks=batch.tasks.tolist(),
+        weights=norms.group_weights,
+        penalty=None if norms.penalty is None else norms.penalty.item(),
+        terms={name: value.item() for name, value in step.loss_terms.items()},
+    )
 
 
-def a_whole_run(norm: str, **options):
-    """Sixteen samples a task, eight exemplars."""
-    stream, steps = make_stream(make_spec(train_sizes=(16, 16))), Steps()
-    config = icarl_config(norm, buffer_size=9, **options)
-    _, method = build_run(config, stream)
-    return Training(config, stream, method, [steps]).run(), method, steps.of_task
+def steps_by_task(norm: str, **options):
+    """Train on sixteen samples a task, with eight exemplars."""
+    stream = make_stream(make_spec(train_sizes=(16, 16)))
+    steps, method, outcome = record_steps(run_config("icarl", norm, buffer_size=9, **options), stream, look)
+    return [[step for step in steps if step.task == task] for task in (0, 1)], method, outcome
 
 
 def test_exemplars_join_the_data_of_the_next_task():
-    outcome, method, of_task = a_whole_run("bn", n_epochs=2)
-    assert [len(steps) for steps in of_task.values()] == [2 * 4, 2 * 6]
-    assert outcome["steps"] == 20
-    assert all(step.batches == ["current"] for steps in of_task.values() for step in steps)
-    for epoch in (of_task[0][:4], of_task[0][4:]):
+    (first, second), method, outcome = steps_by_task("bn", n_epochs=2)
+    assert (len(first), len(second), outcome["steps"]) == (2 * 4, 2 * 6, 20)
+    assert all(step.batches == ["current"] for step in (*first, *second))
+    for epoch in (first[:4], first[4:]):
         assert sorted(np.concatenate([step.numbers for step in epoch])) == list(range(16))
     exemplars = []
-    for epoch in (of_task[1][:6], of_task[1][6:]):
+    for epoch in (second[:6], second[6:]):
         numbers = sorted(np.concatenate([step.numbers for step in epoch]).tolist())
         assert numbers[8:] == list(range(16, 32))
         assert len(set(numbers)) == 24
@@ -311,36 +273,27 @@ def test_exemplars_join_the_data_of_the_next_task():
 
 
 def test_tasks_and_penalty_count_once_there_are_exemplars():
-    _, _, of_task = a_whole_run("adab2n", lambd=0.5)
-    assert [len(steps) for steps in of_task.values()] == [4, 6]
-    for step in of_task[0]:
-        assert step.weights is None
-        assert step.penalty is None
-        assert set(step.losses) == {"labels"}
-        assert step.loss == step.losses["labels"]
-    for step in of_task[1]:
+    (first, second), *_ = steps_by_task("adab2n", lambd=0.5)
+    assert [(step.weights, step.penalty, list(step.terms)) for step in first] == [(None, None, ["labels"])] * 4
+    assert len(second) == 6
+    for step in second:
         assert step.weights.shape == (2, 2)
+        assert step.terms["penalty"] == pytest.approx(0.5 * step.penalty)
         assert step.penalty > 0
-        assert step.losses["penalty"] == pytest.approx(0.5 * step.penalty)
-        assert step.loss == pytest.approx(step.losses["labels"] + step.losses["penalty"])
-    shares = [np.bincount(step.tasks, minlength=2) for step in of_task[1]]
-    first = (1 + shares[0]) / (2 + shares[0].sum())  # psi is still zero
-    assert_close(of_task[1][0].weights.detach()[:, 0], first, atol=1e-6)
+    counts = np.bincount(second[0].tasks, minlength=2)
+    expected = (1 + counts) / (2 + counts.sum())  # psi is still zero
+    assert_close(second[0].weights.detach()[:, 0], expected, atol=1e-6)
 
 
 def test_planned_steps_cover_the_exemplars():
-    stream = make_stream(make_spec())
-    config = icarl_config("bn", buffer_size=8)
+    stream, config = make_stream(make_spec()), run_config("icarl", buffer_size=8)
     _, method = build_run(config, stream)
     assert total_steps(config, method.epoch_sizes(config, stream.spec, stream.train_sizes)) == 3 + 5
 
 
-def test_a_buffer_smaller_than_the_classes_is_refused():
+def test_a_buffer_smaller_than_the_classes_and_tasks_that_share_classes_are_refused():
     with pytest.raises(UsageError, match="--buffer_size 3"):
-        check_together(icarl_config("bn", buffer_size=3), make_spec())
-    check_together(icarl_config("bn", buffer_size=4), make_spec())
-
-
-def test_tasks_that_share_their_classes_are_refused():
+        check_together(run_config("icarl", buffer_size=3), make_spec())
+    check_together(run_config("icarl", buffer_size=4), make_spec())
     with pytest.raises(UsageError, match="--model icarl"):
-        check_together(icarl_config("bn"), make_spec("domain"))
+        check_together(run_config("icarl"), make_spec("domain"))

@@ -101,13 +101,15 @@ def test_the_numbers_are_those_of_the_step_without(graphs, model, norm, options)
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
 
 
-def test_logits_and_loss_terms_are_the_same(graphs):
+def test_what_observers_see_is_the_same(graphs):
     graphs("aot_eager")
     runs = [started("derpp", "adab2n", dtype="float64", lambd=1.0, compile=way) for way in (True, False)]
     for mine, theirs in zip(*(steps_of(*run, [0]) for run in runs), strict=True):
         torch.testing.assert_close(mine.loss_terms, theirs.loss_terms, rtol=0, atol=1e-9)
         for name, output in mine.outputs.items():
             torch.testing.assert_close(output.logits, theirs.outputs[name].logits, rtol=0, atol=1e-9)
+            torch.testing.assert_close(output.norms.means, theirs.outputs[name].norms.means, rtol=0, atol=1e-9)
+            assert output.norms.layers == theirs.outputs[name].norms.layers
 
 
 def test_only_full_steps_are_compiled(graphs):

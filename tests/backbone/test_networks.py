@@ -14,7 +14,7 @@ from utils.run.build import build_network
 
 
 class RecordingFactory:
-    """A norm factory that keeps what it was asked for, and the layers it gave."""
+    """A norm factory that keeps what it was asked for, and the layers it returned."""
 
     def __init__(self, name: str = "bn"):
         self.inner = norm_factory(name)
@@ -28,19 +28,12 @@ class RecordingFactory:
         return self.layers[-1]
 
 
-def small_resnet(size: int, factory=None) -> ResNet18:
-    return ResNet18((3, size, size), 10, factory or norm_factory("bn"), num_filters=4)
+def small_resnet(size: int) -> ResNet18:
+    return ResNet18((3, size, size), 10, norm_factory("bn"), num_filters=4)
 
 
 def images(size: int, count: int = 2) -> torch.Tensor:
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
-
-
-def test_resnet18_has_20_norm_layers():
-    factory = RecordingFactory()
-    small_resnet(32, factory=factory)
-    widths = [channels for channels, _ in factory.asked]
-    assert widths == [4] * 5 + [8] * 5 + [16] * 5 + [32] * 5
 
 
 def test_resnet18_is_the_usual_one_for_cifar():
@@ -91,27 +84,19 @@ def test_features_are_taken_before_the_relu():
     assert torch.equal(output.logits, net.classifier(output.embedding))
 
 
-@pytest.mark.parametrize("size", [32, 33, 84, 129, 224])
-def test_norms_are_told_the_size_they_see(size):
-    factory = RecordingFactory()
-    net = small_resnet(size, factory=factory)
-    seen = {}
+@pytest.mark.parametrize("size", [(32, 32), (33, 33), (84, 84), (129, 129), (224, 224), (16, 41)])
+def test_norms_are_built_for_the_size_they_see(size):
+    factory, seen = RecordingFactory(), {}
+    net = ResNet18((3, *size), 10, factory, num_filters=4)
 
     def record(module, inputs, output):
         seen[module] = (inputs[0].shape[1], tuple(inputs[0].shape[2:]))
 
     for layer in factory.layers:
         layer.register_forward_hook(record)
-    net(images(size))
+    assert net(torch.randn(2, 3, *size)).shape == (2, 10)
     assert [seen[layer] for layer in factory.layers] == factory.asked
-
-
-def test_sizes_of_an_image_that_is_not_square():
-    factory = RecordingFactory("ln")
-    net = ResNet18((3, 16, 41), 10, factory, num_filters=4)
-    logits = net(torch.randn(2, 3, 16, 41))
-    assert logits.shape == (2, 10)
-    assert factory.asked[-1] == (32, (2, 6))
+    assert [channels for channels, _ in factory.asked] == [4] * 5 + [8] * 5 + [16] * 5 + [32] * 5
 
 
 def test_mlp_shapes_and_parameters():
@@ -134,25 +119,18 @@ def linear_weights(net: nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("norm", NORMS.names())
 def test_the_seed_alone_decides_the_weights(norm):
     spec = make_spec(image_shape=(3, 16, 16))
-    net = build_network(run_config(norm=norm, backbone="resnet18", seed=3), spec, CPU)
-    with_bn = build_network(run_config(norm="bn", backbone="resnet18", seed=3), spec, CPU)
-    other_seed = build_network(run_config(norm=norm, backbone="resnet18", seed=4), spec, CPU)
-    mine = linear_weights(net)
-    assert len(mine) == 22
-    for weight, same, other in zip(mine, linear_weights(with_bn), linear_weights(other_seed), strict=True):
+    before = torch.get_rng_state()
+    net, with_bn, other_seed, again = (
+        build_network(run_config(norm=name, backbone="resnet18", seed=seed), spec, CPU)
+        for name, seed in ((norm, 3), ("bn", 3), (norm, 4), (norm, 3))
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+    weights = linear_weights(net)
+    assert len(weights) == 22
+    for weight, same, other in zip(weights, linear_weights(with_bn), linear_weights(other_seed), strict=True):
         assert torch.equal(weight, same)
         assert not torch.equal(weight, other)
-
-
-@pytest.mark.parametrize("norm", NORMS.names())
-def test_building_leaves_the_global_generator_alone(norm):
-    torch.manual_seed(11)
-    expected = torch.rand(4)
-    torch.manual_seed(11)
-    first = build_network(run_config(norm=norm, backbone="resnet18"), make_spec(image_shape=(3, 16, 16)), CPU)
-    assert torch.equal(torch.rand(4), expected)
-    again = build_network(run_config(norm=norm, backbone="resnet18"), make_spec(image_shape=(3, 16, 16)), CPU)
-    for name, tensor in first.state_dict().items():
+    for name, tensor in net.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 

@@ -1,25 +1,21 @@
 """`--backbone torchvision`: its networks with our norms, and with BN exactly its own."""
 
-import signal
 from collections import Counter
 
 import pytest
 import torch
-from conftest import call, goes_on, runner
-from helpers import CPU, build_run, make_spec, make_stream, weights_of
+from conftest import call
 from torch import nn
 from torchvision import models
 from torchvision.ops import StochasticDepth
 
-import utils.run.execution
 from backbone.norms import NormFactory
 from backbone.torchvision import map_sizes
-from tests.outcomes import outcome
+from tests.helpers import CPU, build_run, make_spec, make_stream, weights_of
+from tests.models.cut_off import Steps, assert_same, finished, killed, watched_by
 from utils.config.resolve import resolve
 from utils.errors import UsageError
 from utils.run.build import build_network
-from utils.run.identity import run_name
-from utils.run.observers import Observer
 from utils.step import StepIndex
 
 ARCHS = ["resnet34", "mobilenet_v2", "regnet_y_400mf", "resnet50"]
@@ -29,19 +25,12 @@ COLOUR = make_spec(image_shape=(3, 64, 64))  # with 64 pixels the last map has m
 
 
 def config_of(arch, norm="bn", **flags):
-    flags = {
-        "model": "er",
-        "buffer_size": 12,
-        "batch_size": 3,
-        "minibatch_size": 3,
-        "device": "cpu",
-        "lr": 0.01,
-    } | flags
-    selected = {"dataset": "seq-cifar10", "backbone": "torchvision", "arch": arch, "norm": norm}
-    return resolve(selected | GROUPS.get(norm, {}) | flags)
+    selected = {"model": "er", "dataset": "seq-cifar10", "backbone": "torchvision", "arch": arch, "norm": norm}
+    small = {"buffer_size": 12, "batch_size": 3, "minibatch_size": 3, "device": "cpu", "lr": 0.01}
+    return resolve(selected | small | GROUPS.get(norm, {}) | flags)
 
 
-def torchvision_s_own(arch):
+def torchvisions_own(arch):
     return models.get_model(arch, num_classes=COLOUR.n_classes)
 
 
@@ -54,8 +43,8 @@ def count(net, kind):
 
 @pytest.fixture(scope="module")
 def norm_layers():
-    """How many BatchNorm layers torchvision's own networks have."""
-    return {arch: count(torchvision_s_own(arch), nn.BatchNorm2d) for arch in ARCHS}
+    """Return the number of BatchNorm layers in torchvision's own networks."""
+    return {arch: count(torchvisions_own(arch), nn.BatchNorm2d) for arch in ARCHS}
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -94,23 +83,12 @@ def test_builds_and_trains_a_step_with_every_norm(arch, norm, norm_layers, monke
         assert net(torch.zeros(2, 3, 64, 64)).isfinite().all()
 
 
-def test_replay_steps_draw_nothing_global():
-    stream = make_stream(COLOUR, batch_size=3)
-    net, method = build_run(config_of("efficientnet_b0", "adab2n", model="derpp"), stream)
-    method.grow()
-    net.train()
-    before = torch.get_rng_state()
-    steps = [method.step(batch, StepIndex(0, number)) for number, batch in enumerate(stream.batches(0, 0, 0))]
-    assert len(steps) == 4
-    assert set(steps[-1].batches) == {"current", "logits", "labels"}
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_building_draws_nothing_global_and_depends_on_the_seed_alone():
     before = torch.get_rng_state()
-    nets = [build_network(config_of("resnet18", seed=seed), COLOUR, CPU) for seed in (0, 0, 1)]
+    first, same, other = (
+        build_network(config_of("resnet18", seed=seed), COLOUR, CPU).trunk.conv1.weight for seed in (0, 0, 1)
+    )
     assert torch.equal(torch.get_rng_state(), before)
-    first, same, other = (net.trunk.conv1.weight for net in nets)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
@@ -119,8 +97,8 @@ def test_building_draws_nothing_global_and_depends_on_the_seed_alone():
 
 
 def with_weights_of(ours, arch):
-    """torchvision's own network with the weights of ours, and without dropout."""
-    theirs = torchvision_s_own(arch).double()
+    """Return torchvision's own network with the weights of ours, and without dropout."""
+    theirs = torchvisions_own(arch).double()
     missing, unexpected = theirs.load_state_dict(ours.trunk.state_dict(), strict=False)
     assert unexpected == []
     linear = [layer for layer in theirs.modules() if isinstance(layer, nn.Linear)][-1]
@@ -137,7 +115,7 @@ def exactly(actual, expected):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_with_bn_it_is_torchvision_s_own(arch):
+def test_with_bn_it_is_torchvisions_own(arch):
     ours = build_network(config_of(arch, dtype="float64"), COLOUR, CPU)
     theirs = with_weights_of(ours, arch)
     draw = torch.Generator().manual_seed(0)
@@ -186,7 +164,7 @@ def test_sizes_are_those_of_the_maps():
 
 @pytest.mark.parametrize(("arch", "kind"), [("efficientnet_b0", StochasticDepth), ("mobilenet_v3_small", nn.Dropout)])
 def test_dropout_and_stochastic_depth_are_off(arch, kind):
-    own = torchvision_s_own(arch)
+    own = torchvisions_own(arch)
     assert any(isinstance(layer, kind) and layer.p > 0 for layer in own.modules())
     net = build_network(config_of(arch), COLOUR, CPU).train()
     assert {layer.p for layer in net.modules() if isinstance(layer, nn.Dropout | StochasticDepth)} <= {0.0}
@@ -195,85 +173,62 @@ def test_dropout_and_stochastic_depth_are_off(arch, kind):
     with torch.no_grad():
         assert torch.equal(net(images), net(images))
     assert torch.equal(torch.get_rng_state(), before)
-    if kind is StochasticDepth:
-        own.classifier = nn.Identity()
-        own.train()
-        with torch.no_grad():
-            assert not torch.equal(own(images), own(images))
 
 
 # --- networks that do not fit ---------------------------------------------------------------------------------
 
 UNSUITABLE = {
-    "vgg11": "it cannot be given a norm_layer",
-    "densenet121": "it cannot be given a norm_layer",
-    "swin_t": "--arch swin_t is not suitable",
-    "vit_b_16": "--arch vit_b_16 is not suitable",
+    "vgg11": "norm_layer",
+    "swin_t": "not suitable",
+    "vit_b_16": "not suitable",
     "convnext_tiny": "LayerNorm",
     "resnet35": "did you mean resnet",
-    "nonsense": "torchvision has no such network",
-    "": "torchvision has no such network",
+    "nonsense": "no such network",
+    "": "no such network",
 }
 
 
-@pytest.mark.parametrize(
-    ("arch", "flags"), [*((arch, []) for arch in UNSUITABLE), ("convnext_tiny", ["--dry_run"]), ("", ["--dry_run"])]
-)
+@pytest.mark.parametrize("arch", UNSUITABLE)
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
 def test_unsuitable_network_is_refused_in_one_line(run_main, results, arch, flags):
     ended = run_main("--model", "er", "--dataset", "seq-digits", "--backbone", "torchvision", "--arch", arch, *flags)
     assert (ended.code, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"error: --arch {arch}")
     assert UNSUITABLE[arch] in line
-    assert len(line) < 400
     assert not results.exists()
 
 
-def test_norm_that_does_not_fit_the_maps_is_refused(run_main):
-    ended = run_main(
-        "--model", "er", "--dataset", "seq-digits", "--backbone", "torchvision", "--norm", "in", "--arch", "resnet34"
-    )
-    assert ended.code == 2
-    (line,) = ended.stderr.splitlines()
-    assert "normalization of a single value" in line
-
-
-def test_method_that_compares_feature_maps_is_refused():
-    with pytest.raises(
-        UsageError, match="--model derpp_lider compares feature maps, which --backbone torchvision lacks"
-    ):
-        config_of("resnet18", model="derpp_lider")
+@pytest.mark.parametrize(
+    ("norm", "model", "keyword"), [("in", "er", "single value"), ("bn", "derpp_lider", "feature maps")]
+)
+def test_norm_or_method_that_does_not_fit_the_maps_is_refused(norm, model, keyword):
+    with pytest.raises(UsageError, match=keyword):
+        build_network(config_of("resnet34", norm, model=model), make_spec(image_shape=(3, 8, 8)), CPU)
 
 
 # --- whole commands -------------------------------------------------------------------------------------------
 
 RUN = ["--model", "derpp", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "torchvision"]
-RUN += ["--arch", "resnet18", "--debug_mode", "--batch_size", "6", "--n_tasks", "2", "--save_model"]
+RUN += [
+    "--arch",
+    "resnet18",
+    "--debug_mode",
+    "--batch_size",
+    "6",
+    "--n_tasks",
+    "2",
+    "--save_model",
+    "--checkpoint_every",
+    "2",
+]
 
 
-class Stop(Observer):
-    def on_step(self, step):
-        if step.index.step == 4:
-            signal.raise_signal(signal.SIGTERM)
-
-
-def test_resumed_run_is_identical(tmp_path, monkeypatch):
-    straight = runner(tmp_path / "straight")(*RUN)
-    assert (straight.code, straight.stderr) == (0, "")
-    assert straight.record["config"]["arch"] == straight.record["identity"]["arch"] == "resnet18"
-    assert straight.record["steps"] == 6
-    original = utils.run.execution.build_observers
-    with monkeypatch.context() as patch:
-        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), Stop()])
-        stopped = runner(tmp_path / "resumed")(*RUN)
-    assert stopped.code == 128 + signal.SIGTERM
-    resumed = runner(tmp_path / "resumed")(*RUN)
-    assert (resumed.code, resumed.stderr) == (0, goes_on(5))
-    assert resumed.record["results"] == straight.record["results"]
-    assert outcome(tmp_path / "resumed") == outcome(tmp_path / "straight")
-    assert call(["--eval_only", str(resumed.folder / "model.safetensors")]).code == 0
-
-
-def test_another_network_is_another_run():
-    names = {run_name(config_of(arch), COLOUR) for arch in ("resnet18", "resnet34", "resnet34")}
-    assert len(names) == 2
+def test_resumed_run_is_identical(tmp_path):
+    expected = finished(tmp_path / "straight", *RUN)
+    assert expected["record"]["identity"]["arch"] == "resnet18"
+    with watched_by(Steps(4)):
+        killed(tmp_path / "killed", *RUN)
+    assert_same(finished(tmp_path / "killed", *RUN, resumed=3), expected)  # after the end of the first task
+    (path,) = tmp_path.glob("killed/runs/*/model.safetensors")
+    assert call(["--eval_only", str(path)]).code == 0

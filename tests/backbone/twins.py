@@ -19,16 +19,20 @@ def give_random_affine(*layers: nn.Module) -> None:
             nn.init.normal_(parameter, 0.5, 1.0, generator=draw)
 
 
+def assert_same_outputs_and_gradients(layer, twin, x, forward=lambda layer, x: layer(x)) -> None:
+    direction = torch.linspace(-1, 2, x.numel(), dtype=x.dtype).sin().view_as(x)
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    out, expected = forward(layer, mine), twin(theirs)
+    assert_close(out, expected)
+    (out * direction).sum().backward()
+    (expected * direction).sum().backward()
+    assert_close(mine.grad, theirs.grad)
+
+
 def assert_same_steps(layer, twin, inputs, forward=lambda layer, x: layer(x)) -> None:
-    """Outputs, input gradients and parameters agree over a few steps of gradient descent."""
+    """Compare outputs, input gradients and parameters over a few steps of gradient descent."""
     for x in inputs:
-        direction = torch.linspace(-1, 2, x.numel(), dtype=x.dtype).sin().view_as(x)
-        mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-        out, expected = forward(layer, mine), twin(theirs)
-        assert_close(out, expected)
-        (out * direction).sum().backward()
-        (expected * direction).sum().backward()
-        assert_close(mine.grad, theirs.grad)
+        assert_same_outputs_and_gradients(layer, twin, x, forward)
         with torch.no_grad():
             for own, other in zip(layer.parameters(), twin.parameters(), strict=True):
                 assert_close(own.grad, other.grad, atol=1e-10)

@@ -27,7 +27,7 @@ from utils.data.buffer import Buffer, MethodManaged
 from utils.data.stream import TensorStream, make_batch, ranges
 from utils.errors import UsageError
 from utils.run.build import check_together
-from utils.run.training import Training, total_steps
+from utils.run.training import total_steps
 from utils.step import StepIndex
 
 # --- herding ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ TRACES names a folder with further traces of the same form; `python -m tests.tes
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def replayed_run(trace: dict, device: torch.device):
     net = build_network(config, spec, device)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
-            parameter.copy_(torch.from_numpy(released.first_weights(plain(name), tuple(parameter.shape))))
+            parameter.copy_(torch.from_numpy(released.first_weights(name, tuple(parameter.shape))))
     method = build_method(config, spec, net, device)
     buffer, add = method.buffer, method.buffer.add
 
@@ -62,11 +61,6 @@ def replayed_run(trace: dict, device: torch.device):
     method.assembler.draw = draw
     buffer.add = lambda batch, _: (add(batch, ReservoirNumbers(len(seen))), seen.extend(batch.labels_host))
     return method
-
-
-def plain(name: str) -> str:
-    """As the traces call it: continual normalization's batch norm is simply the norm."""
-    return re.sub(r"(norm\d|shortcut\.1)\.1\.", r"\1.", name)
 
 
 def replay(trace: dict, device: torch.device = CPU) -> dict:
@@ -82,7 +76,7 @@ def replay(trace: dict, device: torch.device = CPU) -> dict:
         method.net.eval()
         images = torch.from_numpy(released.probe(trace["size"])).to(device)
         logits = method.predict(method.augment.normalize(images))
-    tensors = {plain(name): tensor.cpu().numpy() for name, tensor in method.net.state_dict().items()}
+    tensors = {name: tensor.cpu().numpy() for name, tensor in method.net.state_dict().items()}
     found = {"losses": losses, "logits": logits.tolist()}
     found["digests"] = {name: released.digest(name, tensors[name]) for name in trace["digests"]}
     if "psi" in trace:

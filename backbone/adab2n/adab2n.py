@@ -20,11 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from .weighted import SampleWeights, weighted_batch_norm
+from .weighted import SampleWeights, compute_dtype, weighted_batch_norm
 
 
 def task_weights(psi: Tensor, counts: Tensor, absent_tasks: str = "counted") -> Tensor:
@@ -42,15 +44,15 @@ def task_weights(psi: Tensor, counts: Tensor, absent_tasks: str = "counted") -> 
     return concentrations / counted.sum(0)
 
 
-def first_momentum(eta: float, kappa: float, eta_start: str = "eta0") -> Tensor:
-    """Return the momentum of the first batch: eta_0 = eta^kappa (the released code), or eta_1 (the paper)."""
-    momentum = torch.tensor(eta**kappa, dtype=torch.float64)
-    return momentum if eta_start == "eta0" else next_momentum(momentum, eta, kappa)
+def momentum_of_batch(i: Tensor, eta: float, kappa: float) -> Tensor:
+    """Return the momentum eta_i of batch i, counted from 0, in float64 (Eq. 17).
 
-
-def next_momentum(momentum: Tensor, eta: float, kappa: float) -> Tensor:
-    """Return the momentum of the next batch: eta_i = eta_{i-1} / (eta_{i-1} + (1 - eta)^kappa) (Eq. 17)."""
-    return momentum / (momentum + (1 - eta) ** kappa)
+    The paper defines eta_0 = eta^kappa and eta_i = eta_{i-1} / (eta_{i-1} + q) with q = (1 - eta)^kappa. Hence
+    1 / eta_i = 1 + q / eta_{i-1}, which is a geometric series: 1 / eta_i = 1 + q + ... + q^(i-1) + q^i / eta_0.
+    """
+    i, q = i.double(), (1 - eta) ** kappa
+    series = i if q == 1 else (1 - q**i) / (1 - q)
+    return 1 / (series + q**i / eta**kappa)
 
 
 def distance_to_running(batch: Tensor, running: Tensor, penalty_norm: str = "mean") -> Tensor:
@@ -63,100 +65,198 @@ def distance_to_running(batch: Tensor, running: Tensor, penalty_norm: str = "mea
     return squares.mean() if penalty_norm == "mean" else squares.sum()
 
 
-_current_tasks: Tensor | None = None
+class AdaB2N(nn.modules.batchnorm._BatchNorm):
+    """AdaB²N in place of BatchNorm, with BatchNorm's parameters and buffers, and `psi`.
 
-
-@contextmanager
-def tasks(ids: Tensor | None) -> Iterator[None]:
-    """Say which task every sample of the forward passes within belongs to: (N,) integers from 0."""
-    global _current_tasks
-    before, _current_tasks = _current_tasks, ids
-    try:
-        yield
-    finally:
-        _current_tasks = before
-
-
-class AdaB2N(nn.Module):
-    """AdaB²N for one layer, in place of BatchNorm1d, 2d or 3d, with BatchNorm's parameters and buffers.
-
-    Without `tasks(ids)` around it, a training forward pass uses plain batch statistics. The running variance is biased.
+    `with tasks(ids):` around a training forward pass says which task every sample belongs to; without it, the layer
+    uses plain batch statistics. In eval mode it is BatchNorm. The running variance is biased.
 
     Args:
         num_features: Number of channels.
         eps: Added to the variance.
         eta: Momentum of the exponential moving average, BatchNorm's `momentum`.
+        affine: Whether there is a learnable scale and shift.
         kappa: Between the cumulative average (0) and the exponential moving average (1).
         absent_tasks: See `task_weights`.
         penalty_norm: See `distance_to_running`.
-        eta_start: See `first_momentum`.
+        eta_start: Momentum of the first batch: "eta0" (the released code) or "eta1" (the paper).
 
     Example:
-        >>> layer = AdaB2N(3)
-        >>> with tasks(torch.tensor([0, 0, 1])):
+        >>> layer = AdaB2N2d(3)
+        >>> with tasks([0, 0, 1]):
         ...     out = layer(torch.randn(3, 3, 8, 8))
-        >>> layer.penalty.shape, len(layer.psi)
+        >>> layer.penalty().shape, len(layer.psi)
         (torch.Size([]), 2)
     """
 
-    weight: nn.Parameter
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
-    next_eta: Tensor
 
     def __init__(
         self,
         num_features: int,
         eps: float = 1e-5,
         eta: float = 0.1,
-        kappa: float = 0.7,
+        affine: bool = True,
         *,
+        kappa: float = 0.7,
         absent_tasks: str = "counted",
         penalty_norm: str = "mean",
         eta_start: str = "eta0",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ):
-        super().__init__()
-        self.eps, self.eta, self.kappa = eps, eta, kappa
-        self.absent_tasks, self.penalty_norm = absent_tasks, penalty_norm
-        self.weight = nn.Parameter(torch.ones(num_features))
-        self.bias = nn.Parameter(torch.zeros(num_features))
+        super().__init__(num_features, eps, eta, affine, device=device, dtype=dtype)
+        _check_choice("absent_tasks", absent_tasks, "counted", "ignored")
+        _check_choice("penalty_norm", penalty_norm, "mean", "sum")
+        _check_choice("eta_start", eta_start, "eta0", "eta1")
+        self.eta, self.kappa = eta, kappa
+        self.absent_tasks, self.penalty_norm, self.eta_start = absent_tasks, penalty_norm, eta_start
         self.psi = nn.ParameterList()  # one number per task seen
-        self.register_buffer("running_mean", torch.zeros(num_features))
-        self.register_buffer("running_var", torch.ones(num_features))
-        self.register_buffer("num_batches_tracked", torch.tensor(0))
-        self.register_buffer("next_eta", first_momentum(eta, kappa, eta_start))
-        self.penalty: Tensor | None = None  # of the last training forward pass, differentiable
+        self.n_returned = 0  # of these, by `new_parameters`
+        self.task_weights: Tensor | None = None  # p_t of the last batch
+        self.sample_weights: Tensor | None = None  # w_n of the present batch; None: plain batch statistics
+        self.batch_statistics: tuple[Tensor, Tensor] | None = None  # mu and sigma2 of the last training forward pass
+        _layers.add(self)
 
     def forward(self, a: Tensor) -> Tensor:
         if not self.training:
-            return nn.functional.batch_norm(
-                a, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
-        by = SampleWeights(self.sample_weights(_current_tasks))
+            return super().forward(a)
+        self._check_input_dim(a)
+        if a.numel() <= a.shape[1]:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(a.shape)}")
+        if self.sample_weights is not None and len(self.sample_weights) != len(a):
+            raise ValueError(f"tasks() has {len(self.sample_weights)} ids for a batch of {len(a)} samples")
+        dtype = compute_dtype(a)
+        scale = torch.ones_like(self.running_mean) if self.weight is None else self.weight
+        shift = torch.zeros_like(self.running_mean) if self.bias is None else self.bias
         impl = "reference" if torch.compiler.is_compiling() else "auto"
-        out, mu, sigma2, *_ = weighted_batch_norm(a, by, self.weight, self.bias, self.eps, impl)
+        out, mu, sigma2, *_ = weighted_batch_norm(
+            a, SampleWeights(self.sample_weights), scale.to(dtype), shift.to(dtype), self.eps, impl
+        )
+        i = self.num_batches_tracked + (self.eta_start == "eta1")
+        momentum = momentum_of_batch(i, self.eta, self.kappa).to(self.running_mean.dtype)
         with torch.no_grad():
-            momentum = self.next_eta.to(mu.dtype)
-            self.running_mean.lerp_(mu, momentum)
-            self.running_var.lerp_(sigma2, momentum)
+            self.running_mean.lerp_(mu.to(momentum.dtype), momentum)
+            self.running_var.lerp_(sigma2.to(momentum.dtype), momentum)
             self.num_batches_tracked.add_(1)
-            self.next_eta.copy_(next_momentum(self.next_eta, self.eta, self.kappa))
-        # The running statistics after this batch's update, without gradient.
-        of_mean = distance_to_running(mu, self.running_mean, self.penalty_norm)
-        self.penalty = of_mean + distance_to_running(sigma2, self.running_var, self.penalty_norm)
+        self.batch_statistics = mu, sigma2
         return out
 
-    def sample_weights(self, ids: Tensor | None) -> Tensor | None:
-        """Return w_n = p_t / N_t for every sample n of a task t, or None for plain batch statistics."""
-        if ids is None:
-            return None
-        self.grow(int(ids.max()) + 1)
+    def penalty(self) -> Tensor:
+        """Return the penalty of the last training forward pass (Eq. 15), with gradients through mu and sigma2.
+
+        The running statistics are those after that batch's update, so call it before the next forward pass.
+        """
+        if self.batch_statistics is None:
+            raise ValueError("there is no penalty before the first forward pass in training mode")
+        mu, sigma2 = self.batch_statistics
+        of_mean = distance_to_running(mu, self.running_mean, self.penalty_norm)
+        return of_mean + distance_to_running(sigma2, self.running_var, self.penalty_norm)
+
+    def weigh(self, batch: TaskIds) -> None:
+        """Set the weights w_n = p_t / N_t of a batch. A task that is new gets psi = 0."""
+        self.grow(batch.n_tasks)
         psi = torch.stack(list(self.psi))
+        ids = batch.ids.to(psi.device)
         counts = torch.bincount(ids, minlength=len(psi))
-        return (task_weights(psi, counts.to(psi.dtype), self.absent_tasks) / counts.clamp(min=1))[ids]
+        self.task_weights = task_weights(psi, counts.to(psi.dtype), self.absent_tasks)
+        self.sample_weights = (self.task_weights / counts.clamp(min=1)).to(compute_dtype(psi))[ids]
+
+    def clear(self) -> None:
+        self.sample_weights = None
 
     def grow(self, n_tasks: int) -> None:
-        """Add psi = 0 for new tasks; the optimizer must be given the new parameters."""
+        """Add psi = 0 up to so many tasks. `new_parameters` returns what the optimizer lacks then."""
         while len(self.psi) < n_tasks:
-            self.psi.append(nn.Parameter(self.weight.new_zeros(())))
+            self.psi.append(nn.Parameter(self.running_mean.new_zeros(())))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.grow(sum(key.startswith(f"{prefix}psi.") for key in state_dict))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _check_input_dim(self, a: Tensor) -> None:
+        if a.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions (got {a.dim()})")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles start without the results of the last forward pass, which belong to its graph."""
+        return self.__dict__ | {"task_weights": None, "sample_weights": None, "batch_statistics": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _layers.add(self)
+
+
+class AdaB2N1d(AdaB2N):
+    """AdaB²N for (N, C) or (N, C, L) inputs, in place of `nn.BatchNorm1d`."""
+
+    _check_input_dim = nn.BatchNorm1d._check_input_dim  # type: ignore[assignment]
+
+
+class AdaB2N2d(AdaB2N):
+    """AdaB²N for (N, C, H, W) inputs, in place of `nn.BatchNorm2d`."""
+
+    _check_input_dim = nn.BatchNorm2d._check_input_dim  # type: ignore[assignment]
+
+
+class AdaB2N3d(AdaB2N):
+    """AdaB²N for (N, C, D, H, W) inputs, in place of `nn.BatchNorm3d`."""
+
+    _check_input_dim = nn.BatchNorm3d._check_input_dim  # type: ignore[assignment]
+
+
+# --- which task every sample belongs to -------------------------------------------------------------------------------
+
+_layers: WeakSet[Any] = WeakSet()  # all layers that `tasks` has to tell
+
+
+class TaskIds:
+    """The tasks of the samples of one batch.
+
+    Attributes:
+        ids: (N,) integers.
+        n_tasks: Number of tasks up to the newest one in the batch.
+        replayed: (N,) whether a sample comes from the memory.
+    """
+
+    def __init__(self, ids: Any, replayed: Any = None):
+        self.ids = torch.as_tensor(ids)
+        is_integer = not (self.ids.is_floating_point() or self.ids.is_complex() or self.ids.dtype == torch.bool)
+        if self.ids.dim() != 1 or not len(self.ids) or not is_integer or self.ids.min() < 0:
+            shape, dtype = tuple(self.ids.shape), self.ids.dtype
+            raise ValueError(f"tasks() takes one integer from 0 on per sample (got shape {shape} of {dtype})")
+        self.ids = self.ids.long()
+        self.n_tasks = int(self.ids.max()) + 1
+        self.replayed = self.ids < self.n_tasks - 1 if replayed is None else torch.as_tensor(replayed, dtype=torch.bool)
+        if self.replayed.shape != self.ids.shape:
+            raise ValueError(f"tasks() takes one `replayed` per sample (got {tuple(self.replayed.shape)})")
+
+
+@contextmanager
+def tasks(ids: Any, replayed: Any = None) -> Iterator[None]:
+    """Say which task every sample of the training forward pass within belongs to.
+
+    Task weights are computed on entering, outside a compiled forward pass. Enter it once per forward pass, with the
+    model in training mode. New ids get psi = 0: see `new_parameters`.
+
+    Args:
+        ids: (N,) integers from 0 on, a tensor or a list.
+        replayed: (N,) booleans: the samples from the memory, which `TBBN` treats differently. By default, those of
+            tasks before the newest one in the batch.
+    """
+    batch = TaskIds(ids, replayed)
+    layers = [layer for layer in _layers if layer.training]
+    for layer in layers:
+        layer.weigh(batch)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.clear()
+
+
+def _check_choice(name: str, value: str, *choices: str) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)} (got {value!r})")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .adab2n import distance_to_running, first_momentum, task_weights
+from .adab2n import distance_to_running, task_weights
 from .weighted import UNIFORM, Normalized, SampleWeights, get_passes, no_autocast, weighted_batch_norm
 
 EPS = 1e-5
@@ -275,7 +275,10 @@ class AdaB2NFamily(BatchNormFamily):
         self.stacked_psi: Tensor | None = None  # psi as one tensor while a compiled graph needs it
 
     def counters(self) -> dict[str, Tensor]:
-        return super().counters() | {"eta": first_momentum(self.base_eta, self.kappa, self.eta_start)}
+        eta = torch.tensor(self.base_eta**self.kappa, dtype=torch.float64)
+        if self.eta_start == "eta1":
+            eta = eta / (eta + (1 - self.base_eta) ** self.kappa)
+        return super().counters() | {"eta": eta}
 
     def momentum(self, layer: FamilyBatchNorm) -> Tensor:
         return layer.eta
@@ -315,7 +318,7 @@ class AdaB2NFamily(BatchNormFamily):
     def after_update(
         self, layers: Sequence[FamilyBatchNorm], batch: list[Tensor], running: list[Tensor], penalized: bool
     ) -> Tensor | None:
-        etas = [layer.eta for layer in layers]  # `next_momentum` of all layers at once, in place
+        etas = [layer.eta for layer in layers]  # the recurrence of Eq. 17 for all layers at once, in place
         torch._foreach_div_(etas, torch._foreach_add(etas, (1 - self.base_eta) ** self.kappa))
         if not penalized:
             return None

@@ -1,11 +1,12 @@
 """`cn`: Continual Normalization (Pham et al. 2022): group normalization without affine, then batch normalization."""
 
-from torch import nn
+from torch import Tensor
 
-from backbone.norms.batch_norm import BatchNorm
-from backbone.norms.group_norm import GROUPS, build_group_norm
+from backbone.adab2n import CN
+from backbone.norms.group_norm import GROUPS, check_groups, reject_single_values
 from utils.config.options import ByFidelity, Option, choice
 from utils.config.registry import NORMS
+from utils.errors import RunFailed
 
 AFFINE = Option(
     "cn_affine",
@@ -15,9 +16,13 @@ AFFINE = Option(
 )
 
 
+class ContinualNorm(CN):
+    def normalize_groups(self, a: Tensor) -> Tensor:
+        reject_single_values(a.numel() // (a.shape[0] * self.groups), RunFailed)
+        return super().normalize_groups(a)
+
+
 @NORMS.register("cn", help="continual normalization: groups, then the batch", options=(GROUPS, AFFINE))
-def continual_norm(channels: int, *, spatial: tuple[int, ...] | None, groups: int, cn_affine: str) -> nn.Sequential:
-    return nn.Sequential(
-        build_group_norm(groups, channels, spatial, affine=False),
-        BatchNorm(channels, affine=cn_affine == "learned"),
-    )
+def continual_norm(channels: int, *, spatial: tuple[int, ...] | None, groups: int, cn_affine: str) -> ContinualNorm:
+    check_groups(groups, channels, spatial)
+    return ContinualNorm(channels, groups, affine=cn_affine == "learned")

@@ -37,7 +37,8 @@ def reject_single_values(values: int, error: type[Exception]) -> None:
         )
 
 
-def build_group_norm(groups: int, channels: int, spatial: tuple[int, ...] | None, *, affine: bool) -> GroupNorm:
+def check_groups(groups: int, channels: int, spatial: tuple[int, ...] | None) -> None:
+    """Raise a UsageError if groups do not divide the channels, or have one value each."""
     if channels % groups:
         raise UsageError(
             f"{groups} groups do not divide {channels} channels; set --groups to a divisor, or choose a width of the "
@@ -45,6 +46,10 @@ def build_group_norm(groups: int, channels: int, spatial: tuple[int, ...] | None
         )
     if spatial is not None:  # otherwise the first forward pass checks it
         reject_single_values(channels // groups * math.prod(spatial), UsageError)
+
+
+def build_group_norm(groups: int, channels: int, spatial: tuple[int, ...] | None, *, affine: bool) -> GroupNorm:
+    check_groups(groups, channels, spatial)
     return GroupNorm(groups, channels, affine=affine)
 
 

@@ -6,58 +6,68 @@ ARGS ?= --model derpp --norm adab2n --dataset seq-digits
 
 .DEFAULT_GOAL := help
 HAS_CUDA = $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"
-.PHONY: help install run test test-compile test-cuda test-ray test-slurm readme lint format soak bench bench-compile \
+.PHONY: help install install-dev run test test-compile test-cuda test-oldest test-ray test-slurm readme lint format soak bench bench-compile \
 	bench-cuda sweeps clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-install: $(VENV)/.installed ## create .venv and install the pinned requirements
+install: $(VENV)/.installed ## create .venv and install what running needs
+install-dev: $(VENV)/.installed-dev ## install what tests need, too
 
 $(VENV)/.installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade-strategy only-if-needed -r requirements.txt
 	@touch $@
 
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	$(PY) -m pip install --quiet --upgrade-strategy only-if-needed -r requirements-dev.txt
+	@touch $@
+
 run: install ## DER++ with AdaB2N on the embedded digits; other flags with ARGS="..."
 	$(PY) main.py $(ARGS)
 
-test: install ## all tests, two at a time, one thread each
+test: install-dev ## all tests, two at a time, one thread each
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
-test-compile: install ## what Inductor generates for compiled steps: traces, float64 steps, bfloat16 (ten minutes)
+test-compile: install-dev ## what Inductor generates for compiled steps: traces, float64 steps, bfloat16 (ten minutes)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/compiled
 
-test-cuda: install ## on a GPU: golden curves, traces, kernels, and that no step waits
+test-cuda: install-dev ## on a GPU: golden curves, traces, kernels, and that no step waits
 	@if $(HAS_CUDA); then $(PY) -m pytest -o addopts= -q tests/cuda; else echo "test-cuda: no GPU here, skipped"; fi
 
-test-ray: install ## sweeps on a real local Ray cluster of two nodes; workers and a node are killed
+test-oldest: ## the package's tests with the oldest torch that it supports, in an environment of their own
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet torch==2.4.0 torchvision==0.19.0 "numpy<2.3" pytest
+	.venv-oldest/bin/python -m pytest -o addopts= -q --confcutdir=tests/package tests/package/test_layers.py
+
+test-ray: install-dev ## sweeps on a real local Ray cluster of two nodes; workers and a node are killed
 	$(PY) -m pip install --quiet -r requirements-ray.txt
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/cluster/test_ray.py
 
-test-slurm: install ## sweeps on a real Slurm of one node; needs root and Debian's slurm-wlm and munge
+test-slurm: install-dev ## sweeps on a real Slurm of one node; needs root and Debian's slurm-wlm and munge
 	command -v slurmctld > /dev/null && command -v munged > /dev/null || apt-get install -y --no-install-recommends slurm-wlm munge
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/cluster/test_slurm.py
 
-readme: install ## every command of the README, in its order, in a copy of this folder (20 minutes)
+readme: install-dev ## every command of the README, in its order, in a copy of this folder (20 minutes)
 	$(PY) -m pytest -o addopts= -v tests/slow/test_readme_commands.py
 
-sweeps: install ## every shell sweep in miniature, then all plans with --preset smoke (20 minutes)
+sweeps: install-dev ## every shell sweep in miniature, then all plans with --preset smoke (20 minutes)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/slow/test_shell_sweeps.py
 	$(PY) -m scripts.reproduce run all --preset smoke
 
-lint: install ## check style
+lint: install-dev ## check style
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-format: install ## put the code into its style
+format: install-dev ## put the code into its style
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-soak: install ## kill and resume runs of every method 200 times (SOAK_KILLS=200), and compare their ends bit by bit
+soak: install-dev ## kill and resume runs of every method 200 times (SOAK_KILLS=200), and compare their ends bit by bit
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v -s tests/slow/test_soak.py
 
 bench: install ## norms and whole runs (ten minutes, nothing else should run)
@@ -73,4 +83,4 @@ bench-cuda: install ## norms, whole runs and compiled steps on a GPU; the number
 	else echo "bench-cuda: no GPU here, skipped"; fi
 
 clean: ## remove the environment and caches; results stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .pytest_cache .ruff_cache .hypothesis

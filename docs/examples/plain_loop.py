@@ -2,10 +2,9 @@
 
 import random
 
+import adab2n
 import torch
 from torch import nn
-
-import adab2n
 
 torch.manual_seed(0)
 random.seed(0)

@@ -1,9 +1,8 @@
 """AdaB²N in a network for signals: the classes of a task differ in frequency."""
 
+import adab2n
 import torch
 from torch import nn
-
-import adab2n
 
 torch.manual_seed(0)
 model = nn.Sequential(

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .adab2n import AdaB2N, AdaB2N1d, AdaB2N2d, AdaB2N3d
 from .continual_norm import CN
-from .statistics import estimate_statistics, set_statistics
+from .statistics import estimate_statistics
 from .tbbn import TBBN
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -156,6 +156,4 @@ def reestimate(model: nn.Module, loader: Iterable[Any], weights: Callable[[Any],
     finally:
         for module, training in modes.items():
             module.training = training
-    for layer, statistics in zip(layers, estimates.means(), strict=True):
-        if statistics is not None:
-            set_statistics(layer, *statistics)
+    estimates.apply()

@@ -48,23 +48,23 @@ def set_statistics(layer: nn.Module, mean: Tensor, var: Tensor) -> None:
 class Estimates:
     """The statistics of every layer in every batch of a pass, and the weights of the samples of the present batch."""
 
-    def __init__(self, n_layers: int):
-        self.by_layer: list[list[Statistics]] = [[] for _ in range(n_layers)]
+    def __init__(self, layers: Sequence[nn.Module]):
+        self.layers = layers
+        self.by_layer: list[list[Statistics]] = [[] for _ in layers]
         self.weights: Tensor | None = None
 
-    def means(self) -> list[Statistics | None]:
-        """Return the averages over the batches; None for layers that did not run."""
-        averages: list[Statistics | None] = []
-        for batches in self.by_layer:
-            means, variances = zip(*batches, strict=True) if batches else ((), ())
-            averages.append((torch.stack(means).mean(0), torch.stack(variances).mean(0)) if batches else None)
-        return averages
+    def apply(self) -> None:
+        """Set the running statistics to the averages over the batches; a layer that did not run keeps its own."""
+        for layer, batches in zip(self.layers, self.by_layer, strict=True):
+            if batches:
+                means, variances = zip(*batches, strict=True)
+                set_statistics(layer, torch.stack(means).mean(0), torch.stack(variances).mean(0))
 
 
 @contextmanager
 def estimate_statistics(layers: Sequence[nn.Module]) -> Iterator[Estimates]:
     """Let layers in eval mode normalize with the statistics of each batch, and collect these."""
-    estimates = Estimates(len(layers))
+    estimates = Estimates(layers)
 
     def use_batch(number: int, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         activation = layer.normalize_groups(inputs[0]) if isinstance(layer, CN) else inputs[0]

@@ -15,8 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import numpy as np
@@ -25,6 +23,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from backbone.adab2n.family import FamilyBatchNorm
+from backbone.adab2n.statistics import balanced_weights, estimate_statistics
 from backbone.network import Network
 from models.method import Method
 from utils.data.random import generator
@@ -78,18 +77,6 @@ def has_statistics(net: Network) -> bool:
         return False
 
 
-def batch_mean_var(activation: torch.Tensor, weights: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean and the biased variance of every channel, where samples count by `weights`, which sum to 1."""
-    activation = activation.to(torch.promote_types(activation.dtype, torch.float32))
-    over = [0, *range(2, activation.ndim)]
-    if weights is None:
-        return activation.mean(over), activation.var(over, correction=0)
-    values = activation.flatten(2) if activation.ndim > 2 else activation.unsqueeze(2)
-    weights = weights.to(values.dtype)
-    mean = weights @ values.mean(2)
-    return mean, weights @ (values - mean.unsqueeze(1)).square().mean(2)
-
-
 def statistics_option(method: Method) -> str:
     return getattr(method.config, "eval_statistics", "running")
 
@@ -105,7 +92,7 @@ def eval_statistics_applied(method: Method, which: str | None = None) -> Iterato
             yield
     else:
         layers = batch_stat_layers(method.net, f"--eval_statistics {which}")
-        with _buffers_restored(layers), _batch_by_batch(layers):
+        with _buffers_restored(layers), estimate_statistics(layers):
             yield
 
 
@@ -118,13 +105,11 @@ def statistics_of(method: Method, batches: Iterable[Batch], *, balanced: bool = 
     """
     layers = batch_stat_layers(method.net, "this evaluation")
     with _buffers_restored(layers):
-        with _batch_by_batch(layers) as estimates, torch.no_grad():
+        with estimate_statistics(layers) as estimates, torch.no_grad():
             for batch in batches:
-                estimates.weights = task_balanced_weights(batch.tasks) if balanced else None
+                estimates.weights = balanced_weights(batch.tasks) if balanced else None
                 method.net(method.augment.normalize(batch.images))
-        for layer, seen in zip(layers, estimates.seen, strict=True):
-            if seen:  # some layers may not run
-                _set_statistics(layer, *(torch.stack(values).mean(0) for values in zip(*seen, strict=True)))
+        estimates.apply()
         yield
 
 
@@ -137,44 +122,6 @@ def _buffers_restored(layers: list[StatLayer]) -> Iterator[None]:
     finally:
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
-
-
-def _set_statistics(layer: StatLayer, mean: torch.Tensor, var: torch.Tensor) -> None:
-    buffers = dict(layer.named_buffers())
-    buffers["running_mean"].copy_(mean)
-    buffers["running_var"].copy_(var)
-    if isinstance(layer, FamilyBatchNorm):
-        buffers["num_batches_tracked"].fill_(1)  # mark as updated, so that evaluation uses `running_var`
-
-
-@dataclass
-class _Pass:
-    seen: list[list[tuple[torch.Tensor, torch.Tensor]]]  # the statistics of every layer in every batch
-    weights: torch.Tensor | None = None  # of the samples of the present batch
-
-
-@contextmanager
-def _batch_by_batch(layers: list[StatLayer]) -> Iterator[_Pass]:
-    """Let the layers normalize with the statistics of each batch."""
-    estimates = _Pass([[] for _ in layers])
-
-    def use_batch(number: int, layer: StatLayer, inputs: tuple[torch.Tensor, ...]) -> None:
-        statistics = batch_mean_var(inputs[0], estimates.weights)
-        _set_statistics(layer, *statistics)
-        estimates.seen[number].append(statistics)
-
-    hooks = [layer.register_forward_pre_hook(partial(use_batch, number)) for number, layer in enumerate(layers)]
-    try:
-        yield estimates
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def task_balanced_weights(tasks: torch.Tensor) -> torch.Tensor:
-    """Return one weight per sample: all tasks in the batch weigh the same, and so do the samples of a task."""
-    _, members, counts = tasks.unique(return_inverse=True, return_counts=True)
-    return 1 / (len(counts) * counts[members]).double()
 
 
 def buffer_batches(method: Method) -> Iterator[Batch]:

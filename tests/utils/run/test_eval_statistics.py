@@ -45,7 +45,7 @@ def plain_network(net, norm: str, x: torch.Tensor, statistics=None) -> tuple[tor
     for number, (linear, layer) in enumerate(((net.linear1, net.norm1), (net.linear2, net.norm2))):
         a = linear(x.flatten(1))
         if norm == "cn":
-            a, layer = F.group_norm(a, 4), layer[1]
+            a = F.group_norm(a, 4)
         mean, var = statistics[number] if statistics else (a.mean(0), a.var(0, unbiased=False))
         used.append((mean, var))
         x = torch.relu((a - mean) / (var + 1e-5).sqrt() * layer.weight + layer.bias)

@@ -12,9 +12,10 @@ import torch
 from conftest import runner
 from torch.nn import functional as F
 
+from backbone.adab2n.statistics import balanced_weights
 from tests.helpers import build_run, make_spec, make_stream, run_config, weights_of
 from utils.data.random import generator
-from utils.run.eval_statistics import EVALUATION_BATCH, evaluation_batch_size, task_balanced_weights
+from utils.run.eval_statistics import EVALUATION_BATCH, evaluation_batch_size
 from utils.run.evaluation import accuracies
 from utils.run.outcomes import drawn_images, final_statistics, is_late
 from utils.run.run_folder import missing_outcomes
@@ -49,7 +50,7 @@ def forward_by_hand(net, norm: str, x: torch.Tensor, weights=None, statistics=No
     for number, (linear, layer) in enumerate(((net.linear1, net.norm1), (net.linear2, net.norm2))):
         a = linear(x.flatten(1))
         if norm == "cn":
-            a, layer = F.group_norm(a, 4), layer[1]
+            a = F.group_norm(a, 4)
         if statistics is None:
             w = torch.full((len(a), 1), 1 / len(a), dtype=a.dtype) if weights is None else weights[:, None]
             mean = (w * a).sum(0)
@@ -121,7 +122,7 @@ def test_training_images_are_drawn_from_all_tasks_in_proportion(monkeypatch):
 
 
 def test_task_balanced_weights():
-    weights = task_balanced_weights(torch.tensor([4, 0, 4, 4]))
+    weights = balanced_weights(torch.tensor([4, 0, 4, 4]))
     assert weights.tolist() == [1 / 6, 1 / 2, 1 / 6, 1 / 6]
 
 

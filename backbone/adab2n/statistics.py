@@ -26,6 +26,11 @@ def batch_mean_var(activation: Tensor, weights: Tensor | None = None) -> Statist
     return mean, weights @ (values - mean.unsqueeze(1)).square().mean(2)
 
 
+def batch_input(layer: nn.Module, a: Tensor) -> Tensor:
+    """Return what a layer takes its batch statistics of: for CN, the activation after its group normalization."""
+    return layer.normalize_groups(a) if isinstance(layer, CN) else a
+
+
 def balanced_weights(ids: Tensor) -> Tensor:
     """Return one weight per sample: all tasks in the batch weigh the same, and so do the samples of a task.
 
@@ -67,8 +72,7 @@ def estimate_statistics(layers: Sequence[nn.Module]) -> Iterator[Estimates]:
     estimates = Estimates(layers)
 
     def use_batch(number: int, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        activation = layer.normalize_groups(inputs[0]) if isinstance(layer, CN) else inputs[0]
-        statistics = batch_mean_var(activation, estimates.weights)
+        statistics = batch_mean_var(batch_input(layer, inputs[0]), estimates.weights)
         set_statistics(layer, *statistics)
         estimates.by_layer[number].append(statistics)
 

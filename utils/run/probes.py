@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from backbone.adab2n.family import FamilyBatchNorm
+from backbone.adab2n.statistics import batch_input
 from models.method import Method
 from utils.errors import RunFailed, UsageError
 from utils.files import write_atomically
@@ -176,7 +177,7 @@ class Statistics(Probe):
     @torch.no_grad()
     def _compute(self, number: int, part: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         if part.training:
-            self.seen[number].append(mean_and_variance(inputs[0]))
+            self.seen[number].append(mean_and_variance(batch_input(part, inputs[0])))
 
     def measure(self, step: Step) -> dict[str, torch.Tensor]:
         for norms, _ in forwards_with_batches(step.outputs):

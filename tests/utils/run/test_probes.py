@@ -62,8 +62,7 @@ def by_hand(norm: str, net, inputs, by_layer):
     for linear, layer, weights in ((net.linear1, net.norm1, by_layer[0]), (net.linear2, net.norm2, by_layer[1])):
         hat, statistics = normalized(norm, linear(out), weights)
         hat.retain_grad()
-        last = layer[-1] if norm == "cn" else layer
-        scaled = hat if last.weight is None else last.weight * hat + last.bias
+        scaled = hat if layer.weight is None else layer.weight * hat + layer.bias
         seen.append((hat, statistics))
         out = F.relu(scaled)
     return net.classifier(out), seen

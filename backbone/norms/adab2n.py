@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbone.adab2n.family import AdaB2NFamily, FamilyBatchNorm
+from backbone.norms.family import AdaB2NFamily, FamilyBatchNorm
 from backbone.norms.shared import NORM_IMPL, FamilyState
 from utils.config.options import ByFidelity, Option, Rule, choice, integer, number
 from utils.config.registry import NORMS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from backbone.adab2n.family import BatchNormFamily, FamilyBatchNorm, Groups, LayerWeights
 from backbone.adab2n.weighted import SampleWeights
 from backbone.norms.batch_norm import MOMENTUM
+from backbone.norms.family import BatchNormFamily, FamilyBatchNorm, Groups, LayerWeights
 from backbone.norms.shared import NORM_IMPL, FamilyState
 from utils.config.registry import NORMS
 

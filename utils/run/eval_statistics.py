@@ -22,9 +22,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from backbone.adab2n.family import FamilyBatchNorm
 from backbone.adab2n.statistics import balanced_weights, estimate_statistics
 from backbone.network import Network
+from backbone.norms.family import FamilyBatchNorm
 from models.method import Method
 from utils.data.random import generator
 from utils.data.stream import chunks, concatenated, index_batch

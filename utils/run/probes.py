@@ -24,8 +24,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from backbone.adab2n.family import FamilyBatchNorm
 from backbone.adab2n.statistics import batch_input
+from backbone.norms.family import FamilyBatchNorm
 from models.method import Method
 from utils.errors import RunFailed, UsageError
 from utils.files import write_atomically

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .adab2n import distance_to_running, task_weights
-from .weighted import UNIFORM, Normalized, SampleWeights, get_passes, no_autocast, weighted_batch_norm
+from backbone.adab2n.adab2n import distance_to_running, task_weights
+from backbone.adab2n.weighted import UNIFORM, Normalized, SampleWeights, get_passes, no_autocast, weighted_batch_norm
 
 EPS = 1e-5
 # The words of torch's own layers for a batch that has no variance.

@@ -45,7 +45,7 @@ class Network(nn.Module):
             with self.norms.forward_pass(groups, penalized=penalized) as this:
                 embedding, features = self.body(x)
             logits = self.classifier(embedding)
-        return Output(logits.to(x.dtype), embedding, features, Normalization(*this.report))  # the loss is not in half
+        return Output(logits.to(x.dtype), embedding, features, this.report)  # the loss is not in half
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.output(x).logits

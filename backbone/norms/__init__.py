@@ -6,8 +6,8 @@ A norm is registered under a name and called with the channel count first and ke
     def group_norm(channels, *, spatial, groups): ...
 
 `spatial` is the size of the map it will see, () for a vector, None if the network does not say; the rest are the
-norm's own options. A norm that registers with `shared=` also gets `shared`, what the norm layers of one network have
-in common (see `backbone.norms.shared`).
+norm's own options. A norm that registers a class with `shared=` gets an object of it instead of options: what the norm
+layers of one network have in common (see `backbone.norms.shared`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ class NormFactory:
         from backbone.norms.shared import SharedNormState
 
         self.entry = entry
-        shared_type = entry.traits.get("shared", SharedNormState)
-        taken = {option.name for option in shared_type.options}
-        self.shared = shared_type(**{name: value for name, value in options.items() if name in taken})
-        self.options = {name: value for name, value in options.items() if name not in taken}
         if "shared" in entry.traits:
-            self.options["shared"] = self.shared
+            self.shared: SharedNormState = entry.traits["shared"](**options)
+            self.options: dict[str, Any] = {"shared": self.shared}
+        else:
+            self.shared, self.options = SharedNormState(), options
         self.n_built = 0
 
     def __call__(self, channels: int, *, spatial: tuple[int, ...] | None = None) -> nn.Module:
@@ -43,6 +42,6 @@ class NormFactory:
 
 
 def norm_factory(name: str, **options: Any) -> NormFactory:
-    """The factory of a registered norm; options that are not given take their official default."""
+    """Return the factory of a registered norm; options that are not given take their official default."""
     entry = NORMS.get(name)
     return NormFactory(entry, default_values(entry.options) | options)

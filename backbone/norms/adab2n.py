@@ -6,16 +6,20 @@ Tasks are what the paper balances. Where they are not known, other groups of sam
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from backbone.norms.family import AdaB2NFamily, FamilyBatchNorm
-from backbone.norms.shared import NORM_IMPL, FamilyState
+from backbone.adab2n.adab2n import distance_to_running, task_weights
+from backbone.adab2n.weighted import SampleWeights
+from backbone.norms.family import NORM_IMPL, BatchNormFamily, FamilyBatchNorm, FamilyPass
 from utils.config.options import ByFidelity, Option, Rule, choice, integer, number
 from utils.config.registry import NORMS
-from utils.step import Batch
+from utils.step import Batch, total
 
 OPTIONS = (
     Option("kappa", number(0, 1), "momentum between cumulative (0) and exponential (1) average", default=0.7),
@@ -71,18 +75,58 @@ OPTIONS = (
 )
 
 
-class AdaptiveBalance(AdaB2NFamily, FamilyState):
-    """AdaB²N of one network, with the choice of groups and the weight of the penalty."""
+class AdaptiveBalance(BatchNormFamily):
+    """AdaB²N of one network; see `backbone.adab2n.adab2n` for the algorithm, and `OPTIONS` for the arguments."""
 
-    options = OPTIONS
+    def __init__(
+        self,
+        *,
+        kappa: float,
+        lambd: float,
+        eta: float,
+        ada_t0: int,
+        balance_groups: str,
+        absent_tasks: str,
+        variance: str,
+        eta_start: str,
+        penalty_norm: str,
+        running_var_start: int,
+        penalty_steps: str,
+        norm_impl: str,
+    ):
+        super().__init__(norm_impl=norm_impl)
+        self.kappa, self.base_eta, self.eta_start = kappa, eta, eta_start
+        self.balance_groups, self.absent_tasks, self.variance = balance_groups, absent_tasks, variance
+        self.lambd, self.first_task, self.penalty_steps, self.penalty_norm = lambd, ada_t0, penalty_steps, penalty_norm
+        self.running_var_start = float(running_var_start)
+        self.psi = nn.ParameterList()  # one (layers,) vector per group seen, so that it grows by appending
+        self.stacked_psi: Tensor | None = None  # psi as one tensor while a compiled graph needs it
 
-    def __init__(self, *, lambd: float, ada_t0: int, balance_groups: str, penalty_steps: str, **algorithm: Any):
-        super().__init__(**algorithm)
-        self.lambd, self.first_task, self.penalty_steps = lambd, ada_t0, penalty_steps
-        self.balance_groups = balance_groups
+    # --- groups and psi -------------------------------------------------------------------------------------------
 
     def begin_task(self, n_classes: int) -> list[nn.Parameter]:
         return self.grow({"task": len(self.psi) + 1, "class": n_classes, "source": 2, "none": 0}[self.balance_groups])
+
+    def grow(self, n_groups: int) -> list[nn.Parameter]:
+        """Add psi = 0 up to so many groups; returns the new parameters."""
+        new = [nn.Parameter(self.dtype_anchor.new_zeros(self.n_layers)) for _ in range(len(self.psi), n_groups)]
+        self.psi.extend(new)
+        return new
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.grow(sum(key.startswith(f"{prefix}psi.") for key in state_dict))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    @contextmanager
+    def stacked_for_compile(self) -> Iterator[None]:
+        if len(self.psi):
+            self.stacked_psi = torch.stack(list(self.psi))
+            if len(self.psi) > 1:  # one is always another graph
+                torch._dynamo.mark_dynamic(self.stacked_psi, 0)
+        try:
+            yield
+        finally:
+            self.stacked_psi = None
 
     def groups(self, batch: Batch, task: int, *, drawn: bool) -> Tensor | None:
         if self.balance_groups == "none":
@@ -98,6 +142,52 @@ class AdaptiveBalance(AdaB2NFamily, FamilyState):
     def penalty_weight(self, task: int, replayed: bool) -> float:
         has_penalty = task >= self.first_task and (replayed or self.penalty_steps == "all")
         return self.lambd if has_penalty else 0.0
+
+    # --- the algorithm, for all layers at once --------------------------------------------------------------------
+
+    def counters(self) -> dict[str, Tensor]:
+        eta = torch.tensor(self.base_eta**self.kappa, dtype=torch.float64)
+        if self.eta_start == "eta1":
+            eta = eta / (eta + (1 - self.base_eta) ** self.kappa)
+        return super().counters() | {"eta": eta}
+
+    def momentum(self, layer: FamilyBatchNorm) -> Tensor:
+        return layer.eta
+
+    def weigh(self, groups: Tensor) -> FamilyPass:
+        dtype = self.dtype_anchor.dtype
+        psi = torch.stack(list(self.psi)) if self.stacked_psi is None else self.stacked_psi
+        members = groups.unsqueeze(1) == torch.arange(len(psi), device=groups.device)  # (samples, groups)
+        counts = members.sum(0)
+        weights = task_weights(psi, counts.to(dtype), self.absent_tasks)  # (groups, layers)
+        share = (members / counts.clamp(min=1).double()).to(dtype)  # 1 / N_g where sample n is of group g
+        same_group = None
+        if self.variance == "within":
+            same = groups.unsqueeze(1) == groups
+            same_group = (same / same.sum(1, dtype=torch.float64)).to(dtype)
+        by_layer = (weights.T @ share.T).unbind()
+        return FamilyPass([SampleWeights(row, same_group=same_group) for row in by_layer], weights)
+
+    def after_update(
+        self, layers: Sequence[FamilyBatchNorm], batch: list[Tensor], running: list[Tensor], penalized: bool
+    ) -> Tensor | None:
+        etas = [layer.eta for layer in layers]  # the recurrence of Eq. 17 in place
+        torch._foreach_div_(etas, torch._foreach_add(etas, (1 - self.base_eta) ** self.kappa))
+        if not penalized:
+            return None
+        if torch.compiler.is_compiling():  # a compiler fuses these small sums into the statistics
+            terms = [distance_to_running(new, old, self.penalty_norm) for new, old in zip(batch, running, strict=True)]
+            return total(terms)
+        distance = torch.cat(batch) - torch.cat(running)
+        sizes = tuple(len(statistic) for statistic in running)
+        return distance.square() @ _channel_factors(sizes, self.penalty_norm, distance.dtype, distance.device)
+
+
+@cache
+def _channel_factors(sizes: tuple[int, ...], norm: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the factor of every channel in the penalty: 1 for the sum over channels, 1/C for the mean."""
+    factors = [1 / size if norm == "mean" else 1.0 for size in sizes for _ in range(size)]
+    return torch.tensor(factors, dtype=dtype, device=device)
 
 
 @NORMS.register(

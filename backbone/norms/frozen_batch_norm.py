@@ -19,7 +19,6 @@ FREEZE_AFTER = Option("freeze_after", integer(1), "tasks after which the statist
 class TasksBegun(SharedNormState):
     """Tells the layers of one network whether their statistics still move."""
 
-    options = (FREEZE_AFTER,)
     begun: torch.Tensor
 
     def __init__(self, *, freeze_after: int):

@@ -133,7 +133,7 @@ def norm_stack(shapes: list[tuple[int, int]], batch: int, norm: str, **options: 
         with factory.shared.forward_pass(tasks, penalized=weight > 0) as this:
             outputs = [layer(tensor) for layer, tensor in zip(layers, inputs, strict=True)]
         roots, directions = outputs, gradients
-        if weight:
+        if this.report.penalty is not None:
             penalty = weight * this.report.penalty
             roots, directions = [*outputs, penalty], [*gradients, torch.ones_like(penalty)]
         # `backward` would copy gradients into the leaves, which does not happen to inputs inside a network.

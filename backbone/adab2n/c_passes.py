@@ -15,11 +15,12 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .weighted import Coefficients, Moments, Statistics, TensorPasses, compute_dtype, scratch
+from .weighted import Coefficients, Gradients, Moments, Statistics, TensorPasses, compute_dtype, scratch
 
 SOURCE = Path(__file__).with_name("cpu_passes.c")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
@@ -55,7 +56,7 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
         path = folder / f"cpu_passes-{key}.so"
         if not path.exists():
             _compile(command, path)
-        return _load(path)
+        return ctypes.CDLL(str(path))
     except (OSError, RuntimeError) as error:  # no home folder, no room, or a file that cannot be loaded
         raise CompileError(f"the compiled norm layers cannot be kept or loaded ({error}); set XDG_CACHE_HOME") from None
 
@@ -78,22 +79,17 @@ def _compile(command: list[str], path: Path) -> None:
         output.replace(path)
 
 
-def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
-    pointer, size, integer, double = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
-    sizes = [size, size, size]  # N, C, S
-    signatures = {
-        "moments": [pointer] * 5 + sizes + [integer],
-        "scale_and_shift": [pointer] * 4 + sizes + [integer],
-        "gradient_sums": [pointer] * 6 + sizes + [integer] * 2,
-        "input_gradient": [pointer] * 6 + sizes + [integer],
-        "statistics": [pointer] * 12 + [size, size, double, double],
-        "coefficients": [pointer] * 16 + [size, size, double],
-    }
-    for name, types in signatures.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
-    return library
+def _call(name: str, dtype: torch.dtype, *arguments: Tensor | float | None) -> None:
+    """Call a C function: tensors are passed as pointers, integers as long, floats as double."""
+    converted: list[Any] = []
+    for argument in arguments:
+        if isinstance(argument, float):
+            converted.append(ctypes.c_double(argument))
+        elif isinstance(argument, int):
+            converted.append(ctypes.c_long(argument))
+        else:
+            converted.append(ctypes.c_void_p(None if argument is None else argument.data_ptr()))
+    getattr(_library(dtype), name)(*converted)
 
 
 def _sizes(a: Tensor) -> tuple[int, int, int]:
@@ -101,9 +97,9 @@ def _sizes(a: Tensor) -> tuple[int, int, int]:
     return n, c, a.numel() // (n * c)
 
 
-def _scratch_doubles(count: int) -> int:
-    """Return the address of so many doubles of working memory."""
-    return scratch(torch.float64, torch.device("cpu"), count).data_ptr()
+def _doubles(count: int) -> Tensor:
+    """Return so many doubles of working memory."""
+    return scratch(torch.float64, torch.device("cpu"), count)
 
 
 class CPasses(TensorPasses):
@@ -112,23 +108,29 @@ class CPasses(TensorPasses):
     name = "compiled"
 
     @staticmethod
-    def moments(a: Tensor, *, exact: bool) -> Moments:
+    def moments(a: Tensor, *, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
         a = a.to(compute_dtype(a))
         n, c, s = _sizes(a)
         guess, distance, squares = a.new_empty(c), a.new_empty(n, c), a.new_empty(n, c)
-        _library(a.dtype).moments(
-            a.data_ptr(), guess.data_ptr(), distance.data_ptr(), squares.data_ptr(), _scratch_doubles(n * c),
-            n, c, s, torch.get_num_threads(),
-        )  # fmt: skip
+        _call("moments", a.dtype, a, guess, distance, squares, _doubles(n * c), n, c, s, torch.get_num_threads())
         return guess, distance, squares
+
+    @staticmethod
+    def statistics(moments: Moments, gamma: Tensor, beta: Tensor, eps: float) -> Statistics:
+        guess, distance, squares, weights, same_group, area = moments
+        if same_group is not None:
+            return TensorPasses.statistics(moments, gamma, beta, eps)
+        n, c = distance.shape
+        stats = Statistics(*(guess.new_empty(c) for _ in Statistics._fields))
+        inputs = guess, distance, squares, weights, gamma, beta
+        _call("statistics", guess.dtype, *inputs, *stats, _doubles(2 * c), n, c, float(area), eps)
+        return stats
 
     @staticmethod
     def scale_and_shift(a: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         dtype, a = a.dtype, a.to(compute_dtype(a))
         out = torch.empty_like(a)
-        _library(a.dtype).scale_and_shift(
-            a.data_ptr(), scale.data_ptr(), shift.data_ptr(), out.data_ptr(), *_sizes(a), torch.get_num_threads()
-        )
+        _call("scale_and_shift", a.dtype, a, scale, shift, out, *_sizes(a), torch.get_num_threads())
         return out.to(dtype)
 
     @staticmethod
@@ -136,63 +138,28 @@ class CPasses(TensorPasses):
         g, a = g.to(mu.dtype), a.to(mu.dtype)
         n, c, s = _sizes(a)
         shape = (n, c) if per_sample else (c,)
-        total, products = a.new_empty(shape), a.new_empty(shape)
-        _library(a.dtype).gradient_sums(
-            g.data_ptr(), a.data_ptr(), mu.data_ptr(), total.data_ptr(), products.data_ptr(),
-            _scratch_doubles(2 * n * c), n, c, s, per_sample, torch.get_num_threads(),
-        )  # fmt: skip
+        total, products, working = a.new_empty(shape), a.new_empty(shape), _doubles(2 * n * c)
+        _call(
+            "gradient_sums", a.dtype, g, a, mu, total, products, working, n, c, s, per_sample, torch.get_num_threads()
+        )
         return total, products
+
+    @staticmethod
+    def coefficients(gradients: Gradients, moments: Moments, stats: Statistics) -> Coefficients:
+        if moments.same_group is not None:
+            return TensorPasses.coefficients(gradients, moments, stats)
+        guess, distance, squares, weights, _, area = moments
+        n, c = distance.shape
+        parts = Coefficients(guess.new_empty(c), guess.new_empty(n, c), guess.new_empty(n, c), guess.new_empty(n))
+        g_mu, g_sigma2 = (None if g is None else g.contiguous() for g in (gradients.mu, gradients.sigma2))
+        inputs = gradients.products, gradients.total, g_mu, g_sigma2, guess, distance, squares, weights
+        statistics = stats.mu, stats.inverse, stats.scale
+        _call("coefficients", guess.dtype, *inputs, *statistics, *parts, _doubles(3 * c), n, c, float(area))
+        return parts
 
     @staticmethod
     def input_gradient(g: Tensor, a: Tensor, scale: Tensor, slope: Tensor, offset: Tensor) -> Tensor:
         dtype, g, a = a.dtype, g.to(scale.dtype), a.to(scale.dtype)
         out = torch.empty_like(a)
-        _library(a.dtype).input_gradient(
-            g.data_ptr(), a.data_ptr(), scale.data_ptr(), slope.data_ptr(), offset.data_ptr(), out.data_ptr(),
-            *_sizes(a), torch.get_num_threads(),
-        )  # fmt: skip
+        _call("input_gradient", a.dtype, g, a, scale, slope, offset, out, *_sizes(a), torch.get_num_threads())
         return out.to(dtype)
-
-    @staticmethod
-    def statistics(
-        moments: Moments, weights: Tensor, same_group: Tensor | None, gamma: Tensor, beta: Tensor, area: int, eps: float
-    ) -> Statistics:
-        guess, distance, squares = moments
-        if same_group is not None or not _fits(guess, weights, gamma, beta):
-            return TensorPasses.statistics(moments, weights, same_group, gamma, beta, area, eps)
-        n, c = distance.shape
-        stats = Statistics(*(guess.new_empty(c) for _ in Statistics._fields))
-        _library(guess.dtype).statistics(
-            guess.data_ptr(), distance.data_ptr(), squares.data_ptr(), weights.data_ptr(), gamma.data_ptr(),
-            beta.data_ptr(), *(tensor.data_ptr() for tensor in stats), _scratch_doubles(2 * c), n, c, area, eps,
-        )  # fmt: skip
-        return stats
-
-    @staticmethod
-    def coefficients(
-        sums: tuple[Tensor, Tensor],
-        g_mu: Tensor | None,
-        g_sigma2: Tensor | None,
-        moments: Moments,
-        weights: Tensor,
-        same_group: Tensor | None,
-        stats: Statistics,
-        area: int,
-    ) -> Coefficients:
-        (d_beta, d_scale), (guess, distance, squares) = sums, moments
-        if same_group is not None or not _fits(guess, d_beta, d_scale, weights, g_mu, g_sigma2):
-            return TensorPasses.coefficients(sums, g_mu, g_sigma2, moments, weights, same_group, stats, area)
-        n, c = distance.shape
-        parts = Coefficients(guess.new_empty(c), guess.new_empty(n, c), guess.new_empty(n, c), guess.new_empty(n))
-        inputs = (d_scale, d_beta, g_mu, g_sigma2, guess, distance, squares, weights)
-        tensors = (*inputs, stats.mu, stats.inverse, stats.scale, *parts)
-        pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        _library(guess.dtype).coefficients(*pointers, _scratch_doubles(3 * c), n, c, area)
-        return parts
-
-
-def _fits(like: Tensor, *tensors: Tensor | None) -> bool:
-    """Return whether C can take the tensors as they are: of its own types, without gaps."""
-    return like.dtype in C_TYPES and all(
-        tensor is None or (tensor.dtype == like.dtype and tensor.is_contiguous()) for tensor in tensors
-    )

@@ -36,7 +36,7 @@ static void row_moments(const T *x, long S, double *mean, double *squares)
 }
 
 /* Means relative to `guess`, which becomes the mean of sample 0, and sums of squared distances to the own mean. */
-void moments(const T *a, T *guess, T *distance, T *squares, double *scratch, long N, long C, long S, int threads)
+void moments(const T *a, T *guess, T *distance, T *squares, double *scratch, long N, long C, long S, long threads)
 {
     double *mean = scratch;
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -51,7 +51,7 @@ void moments(const T *a, T *guess, T *distance, T *squares, double *scratch, lon
         for (long c = 0; c < C; c++) distance[n * C + c] = mean[n * C + c] - guess[c];
 }
 
-void scale_and_shift(const T *a, const T *scale, const T *shift, T *out, long N, long C, long S, int threads)
+void scale_and_shift(const T *a, const T *scale, const T *shift, T *out, long N, long C, long S, long threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long row = 0; row < N * C; row++) {
@@ -75,7 +75,7 @@ static void row_sums(const T *g, const T *a, T mu, long S, double *total, double
 
 /* Sums of g and of g (a - mu) over space, (N, C), and unless `per_sample` over the samples too, (C). */
 void gradient_sums(const T *g, const T *a, const T *mu, T *total, T *products, double *scratch, long N, long C, long S,
-                   int per_sample, int threads)
+                   long per_sample, long threads)
 {
     double *totals = scratch, *all_products = scratch + N * C;
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -92,7 +92,7 @@ void gradient_sums(const T *g, const T *a, const T *mu, T *total, T *products, d
 
 /* g s + a p + q with (C) s and (N, C) p and q. */
 void input_gradient(const T *g, const T *a, const T *scale, const T *slope, const T *offset, T *out, long N, long C,
-                    long S, int threads)
+                    long S, long threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long row = 0; row < N * C; row++) {

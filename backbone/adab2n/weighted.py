@@ -156,6 +156,24 @@ def weighted_statistics(
 # --- one autograd function --------------------------------------------------------------------------------------------
 
 
+class Moments(NamedTuple):
+    """The moments of every sample, and how much it counts."""
+
+    guess: Tensor  # (C,) near the channels' means
+    distance: Tensor  # (N, C) of the sample means to the guess
+    squares: Tensor  # (N, C) sums over space of the squared distances to the sample means
+    weights: Tensor  # (N,)
+    same_group: Tensor | None
+    area: int  # positions of a map
+
+    def weigh(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return mu, the area times what sigma2 is the weighted mean of, and the distances of means to its centre."""
+        # Relative to the guess. Weights that sum to less than 1 pull the mean towards 0.
+        center = torch.mv(self.distance.t(), weights).addcmul_(self.guess, 1 - weights.sum(), value=-1)
+        spread = self.distance - (center if self.same_group is None else self.same_group @ self.distance)
+        return self.guess + center, torch.addcmul(self.squares, spread, spread, value=self.area), spread
+
+
 class Statistics(NamedTuple):
     """(C,) tensors."""
 
@@ -166,6 +184,15 @@ class Statistics(NamedTuple):
     shift: Tensor  # beta - mu scale
 
 
+class Gradients(NamedTuple):
+    """What the backward pass knows of the loss: (C,) sums of g and of g (a - mu), and its derivatives, if any."""
+
+    total: Tensor
+    products: Tensor
+    mu: Tensor | None
+    sigma2: Tensor | None
+
+
 class Coefficients(NamedTuple):
     d_gamma: Tensor
     slope: Tensor  # (N, C) p of the input's gradient g s + a p + q
@@ -173,15 +200,13 @@ class Coefficients(NamedTuple):
     d_weights: Tensor
 
 
-Moments = tuple[Tensor, Tensor, Tensor]
-
-
 def fused(
     a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: float, passes: type[TensorPasses]
 ) -> Normalized:
-    if gamma.dtype != compute_dtype(a):
-        raise TypeError(f"activations of {a.dtype} need a scale and shift of {compute_dtype(a)}, got {gamma.dtype}")
     weights = gamma.new_full((a.shape[0],), 1 / a.shape[0]) if by.weights is None else by.weights
+    for tensor in (gamma, beta, weights):
+        if tensor.dtype != compute_dtype(a):
+            raise TypeError(f"activations of {a.dtype} need scale, shift and weights of {compute_dtype(a)}")
     out, mu, sigma2, *running = _WeightedBatchNorm.apply(
         a.contiguous(), weights, gamma, beta, by.running, by.same_group, eps, by.balanced_affine, passes
     )
@@ -202,19 +227,19 @@ class _WeightedBatchNorm(torch.autograd.Function):
         balanced_affine: bool,
         passes: type[TensorPasses],
     ) -> tuple[Tensor, ...]:
+        moments_of_samples = passes.moments(a, exact=same_group is not None)
         area = a.numel() // (a.shape[0] * a.shape[1])
-        moments = passes.moments(a, exact=same_group is not None)
-        stats = passes.statistics(moments, weights, same_group, gamma, beta, area, eps)
+        moments = Moments(*moments_of_samples, weights.contiguous(), same_group, area)
+        stats = passes.statistics(moments, gamma, beta, eps)
         out = passes.scale_and_shift(a, stats.scale, stats.shift)
         # What is kept must not be an output, or the two would keep each other alive.
         mu, sigma2 = stats.mu.detach(), stats.sigma2.detach()
-        ctx.save_for_backward(a, weights, same_group)
-        ctx.moments, ctx.stats, ctx.area = moments, stats, area
-        ctx.passes, ctx.balanced_affine = passes, balanced_affine
+        ctx.save_for_backward(a)
+        ctx.moments, ctx.stats, ctx.passes, ctx.balanced_affine = moments, stats, passes, balanced_affine
         ctx.set_materialize_grads(False)
         if running_weights is None:
             return out, mu, sigma2
-        running_mu, second, _ = _weigh_moments(moments, running_weights, None, area)
+        running_mu, second, _ = moments._replace(same_group=None).weigh(running_weights)
         running = running_mu, torch.mv(second.t(), running_weights) / area
         ctx.mark_non_differentiable(*running)
         return out, mu, sigma2, *running
@@ -224,87 +249,33 @@ class _WeightedBatchNorm(torch.autograd.Function):
     def backward(
         ctx: Any, g: Tensor | None, g_mu: Tensor | None, g_sigma2: Tensor | None, *_running: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        a, weights, same_group = ctx.saved_tensors
-        stats = ctx.stats
+        (a,), moments, stats = ctx.saved_tensors, ctx.moments, ctx.stats
         g = torch.zeros_like(a) if g is None else g.contiguous()
         sums = affine_sums = ctx.passes.gradient_sums(g, a, stats.mu, per_sample=ctx.balanced_affine)
         if ctx.balanced_affine:
             # The statistics receive the plain sums; gamma and beta those in which every group counts the same.
-            affine_sums = tuple(len(weights) * weights @ per_sample for per_sample in sums)
+            affine_sums = tuple(len(a) * moments.weights @ per_sample for per_sample in sums)
             sums = tuple(per_sample.sum(0) for per_sample in sums)
-        parts = ctx.passes.coefficients(sums, g_mu, g_sigma2, ctx.moments, weights, same_group, stats, ctx.area)
+        parts = ctx.passes.coefficients(Gradients(sums[0], sums[1], g_mu, g_sigma2), moments, stats)
         d_a = ctx.passes.input_gradient(g, a, stats.scale, parts.slope, parts.offset)
         d_gamma = affine_sums[1] * stats.inverse if ctx.balanced_affine else parts.d_gamma
         return d_a, parts.d_weights, d_gamma, affine_sums[0], None, None, None, None, None
-
-
-# With small maps a layer costs what its calls cost, so factors are passed along as arguments of other operations.
-
-
-def statistics(
-    moments: Moments, weights: Tensor, same_group: Tensor | None, gamma: Tensor, beta: Tensor, area: int, eps: float
-) -> Statistics:
-    mu, second, _ = _weigh_moments(moments, weights, same_group, area)
-    sigma2 = torch.addmv(mu, second.t(), weights, beta=0, alpha=1 / area)
-    inverse = (sigma2 + eps).rsqrt_()
-    scale = gamma * inverse
-    return Statistics(mu, sigma2, inverse, scale, torch.addcmul(beta, mu, scale, value=-1))
-
-
-def _weigh_moments(
-    moments: Moments, weights: Tensor, same_group: Tensor | None, area: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mu, the area times what sigma2 is the weighted mean of, and the sample means' distances to its centre."""
-    guess, distance, squares = moments
-    # Relative to the guess. Weights that sum to less than 1 pull the mean towards 0.
-    center = torch.mv(distance.t(), weights).addcmul_(guess, 1 - weights.sum(), value=-1)
-    spread = distance - (center if same_group is None else same_group @ distance)
-    return guess + center, torch.addcmul(squares, spread, spread, value=area), spread
-
-
-def coefficients(
-    sums: tuple[Tensor, Tensor],
-    g_mu: Tensor | None,
-    g_sigma2: Tensor | None,
-    moments: Moments,
-    weights: Tensor,
-    same_group: Tensor | None,
-    stats: Statistics,
-    area: int,
-) -> Coefficients:
-    (d_beta, d_scale), (guess, distance, _) = sums, moments
-    d_gamma = d_scale * stats.inverse
-    zeros = torch.zeros_like(stats.mu) if g_mu is None or g_sigma2 is None else stats.mu
-    d_sigma2 = torch.addcmul(zeros if g_sigma2 is None else g_sigma2, d_gamma * stats.scale, stats.inverse, value=-0.5)
-    d_mu = torch.addcmul(zeros if g_mu is None else g_mu, stats.scale, d_beta, value=-1)
-    _, second, spread = _weigh_moments(moments, weights, same_group, area)
-    slope = torch.addr(spread, weights, d_sigma2, beta=0, alpha=2 / area)
-    if same_group is None:
-        # The weighted mean of the spread is what the weights lack to 1, times mu.
-        d_mu.addcmul_(d_sigma2, stats.mu * (1 - weights.sum()), value=-2)
-        level = torch.addcmul(d_mu, d_sigma2, stats.mu, value=-2)
-        offset = torch.addr(spread, weights, level, beta=0, alpha=1 / area)
-    else:
-        pull = slope * spread
-        offset = torch.addr(pull - same_group @ pull - slope * (distance + guess), weights, d_mu, alpha=1 / area)
-    d_weights = torch.mv(distance, d_mu).addmv_(second, d_sigma2, alpha=1 / area).add_(torch.dot(guess, d_mu))
-    return Coefficients(d_gamma, slope, offset, d_weights)
 
 
 # --- the passes as tensor operations ----------------------------------------------------------------------------------
 
 
 class TensorPasses:
-    """The passes over the activation as tensor operations, in forms that were chosen by timing on CPUs."""
+    """The passes over the activation as tensor operations, in forms that were chosen by timing on CPUs.
+
+    With small maps a layer costs what its calls cost, so factors are passed along as arguments of other operations.
+    """
 
     name = "fused"
-    statistics = staticmethod(statistics)
-    coefficients = staticmethod(coefficients)
 
     @staticmethod
-    def moments(a: Tensor, *, exact: bool) -> Moments:
-        """Return (C,) guesses of the channels' means, (N, C) distances of the sample means to them, and (N, C) sums
-        over space of the squared distances to the sample means.
+    def moments(a: Tensor, *, exact: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return guess, distance and squares of `Moments`.
 
         Everything is taken about the guess, so that a large mean costs no precision, and the squares are corrected
         afterwards, which saves a pass over memory. Their error is small against the variance of the batch; where single
@@ -323,6 +294,36 @@ class TensorPasses:
 
         distance, squares = _apply_in_chunks(shifted_moments, flat)
         return guess, distance, squares
+
+    @staticmethod
+    def statistics(moments: Moments, gamma: Tensor, beta: Tensor, eps: float) -> Statistics:
+        mu, second, _ = moments.weigh(moments.weights)
+        sigma2 = torch.addmv(mu, second.t(), moments.weights, beta=0, alpha=1 / moments.area)
+        inverse = (sigma2 + eps).rsqrt_()
+        scale = gamma * inverse
+        return Statistics(mu, sigma2, inverse, scale, torch.addcmul(beta, mu, scale, value=-1))
+
+    @staticmethod
+    def coefficients(gradients: Gradients, moments: Moments, stats: Statistics) -> Coefficients:
+        guess, distance, _, weights, same_group, area = moments
+        total, products, g_mu, g_sigma2 = gradients
+        zeros = torch.zeros_like(stats.mu)
+        d_gamma = products * stats.inverse
+        through_scale = d_gamma * stats.scale
+        d_sigma2 = torch.addcmul(zeros if g_sigma2 is None else g_sigma2, through_scale, stats.inverse, value=-0.5)
+        d_mu = torch.addcmul(zeros if g_mu is None else g_mu, stats.scale, total, value=-1)
+        _, second, spread = moments.weigh(weights)
+        slope = torch.addr(spread, weights, d_sigma2, beta=0, alpha=2 / area)
+        if same_group is None:
+            # The weighted mean of the spread is what the weights lack to 1, times mu.
+            d_mu.addcmul_(d_sigma2, stats.mu * (1 - weights.sum()), value=-2)
+            level = torch.addcmul(d_mu, d_sigma2, stats.mu, value=-2)
+            offset = torch.addr(spread, weights, level, beta=0, alpha=1 / area)
+        else:
+            pull = slope * spread
+            offset = torch.addr(pull - same_group @ pull - slope * (distance + guess), weights, d_mu, alpha=1 / area)
+        d_weights = torch.mv(distance, d_mu).addmv_(second, d_sigma2, alpha=1 / area).add_(torch.dot(guess, d_mu))
+        return Coefficients(d_gamma, slope, offset, d_weights)
 
     @staticmethod
     def scale_and_shift(a: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """The weighted primitive: its gradients, the fused form against the reference, rounding and half precision."""
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from backbone.adab2n.c_passes import compile_error
 from backbone.adab2n.weighted import UNIFORM, SampleWeights, weighted_batch_norm
@@ -37,14 +35,6 @@ def averaging(tasks: list[int]) -> torch.Tensor:
     """(N, N): row n averages over the samples of n's task."""
     same = torch.tensor([[float(one == other) for other in tasks] for one in tasks], dtype=torch.float64)
     return same / same.sum(1, keepdim=True)
-
-
-def by_channel(vector: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return vector.view(1, -1, *(1,) * (like.dim() - 2))
-
-
-def by_sample(vector: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return vector.view(-1, *(1,) * (like.dim() - 1))
 
 
 # --- gradients ---------------------------------------------------------------------------------------------------
@@ -77,33 +67,6 @@ def test_gradients_of_output_and_statistics_are_right(primitive, within, make):
 
     leaves = leaves_of(make())
     assert torch.autograd.gradcheck(of, leaves, atol=1e-7, rtol=1e-6)
-
-
-@each_primitive
-@both_variances
-@each_form
-def test_balanced_gradients_of_scale_and_shift(primitive, within, make):
-    """They weigh sample n by N w_n; nothing else changes."""
-    a, weights, gamma, beta = leaves_of(make())
-    g = drawn(*a.shape, seed=3)
-    results = {}
-    for balanced in (False, True):
-        by = SampleWeights(weights, averaging(TASKS) if within else None, balanced)
-        done = primitive(a, by, gamma, beta, EPS)
-        loss = (done.out * g).sum() + done.mu.square().sum() + done.sigma2.sin().sum()
-        results[balanced] = done, torch.autograd.grad(loss, [a, weights, gamma, beta])
-    (_, plain), (done, gradients) = results[False], results[True]
-    assert_close(done.out, results[False][0].out)
-    assert_close(gradients[0], plain[0])
-    assert_close(gradients[1], plain[1])
-
-    unit = (a - by_channel(done.mu, a)) / by_channel((done.sigma2 + EPS).sqrt(), a)
-    shares = by_sample(len(weights) * weights, a)
-    others = [dim for dim in range(a.dim()) if dim != 1]
-    assert_close(gradients[2], (shares * g * unit).sum(others).detach())
-    assert_close(gradients[3], (shares * g).sum(others).detach())
-    assert (gradients[2] - plain[2]).abs().max() > 0.1
-    assert (gradients[3] - plain[3]).abs().max() > 0.1
 
 
 # --- reference and fused -----------------------------------------------------------------------------------------
@@ -206,7 +169,7 @@ WIDE = [
 @example(EXAMPLE | {"shape": (6, 7, 5, 3), "tasks": [0, 3, 3, 0, 1, 0], "dtype": torch.float32})
 @example(EXAMPLE | {"shape": (6, 7, 5, 3), "tasks": [0, 3, 3, 0, 1, 0], "dtype": torch.float32, "within": False})
 def test_fast_forms_give_the_numbers_of_the_reference(case):
-    assume(case["dtype"] == torch.float64 or not without_variance(case))  # see the next test
+    assume(case["dtype"] == torch.float64 or not without_variance(case))  # else 1 / sqrt(eps) enlarges the rounding
     assert_same_numbers(case)
 
 
@@ -242,17 +205,6 @@ def assert_within(found: dict[str, torch.Tensor], expected: dict[str, torch.Tens
         assert value.isfinite().all(), name
         difference, largest = (found[name] - value).abs().max().item(), value.abs().max().item()
         assert difference <= bound * largest, f"{name}: {difference:.3g} of {largest:.3g}"
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 1, 1)], ids=["vector", "1x1 map"])
-def test_tasks_of_one_value_in_float32(shape):
-    """No variance within tasks leaves a scale of 1 / sqrt(eps), which enlarges the rounding of the input's gradient."""
-    case = EXAMPLE | {"shape": shape, "dtype": torch.float32}
-    found, expected = results_of(fused, case), results_of(reference, case)
-    assert not expected["sigma2"].any()
-    enlarged = "gradient of a"
-    assert_within(found, {name: value for name, value in expected.items() if name != enlarged}, 1e-5)
-    assert_within(found, {enlarged: expected[enlarged]}, 2e-2)
 
 
 # --- rounding ----------------------------------------------------------------------------------------------------
@@ -305,7 +257,6 @@ def test_variances_within_tasks_far_apart():
     """Means 1e3 apart and variance 1: about the common mean there would be nothing left of it in float32."""
     tasks = [0, 1, 0, 2, 2, 1]
     a = (drawn(6, 3, 8, 8) + 1e3 * torch.tensor(tasks).view(-1, 1, 1, 1)).float()
-    a = a
     of_task = [a.double()[torch.tensor(tasks) == task].var((0, 2, 3), correction=0) for task in range(3)]
     by = SampleWeights(torch.tensor([0.1, 0.2, 0.1, 0.15, 0.15, 0.2]), averaging(tasks).float())
     expected = 0.2 * of_task[0] + 0.4 * of_task[1] + 0.3 * of_task[2]
@@ -360,8 +311,6 @@ def drawn_float32(*shape: int) -> torch.Tensor:
 
 STRIDED = {
     "every other column": lambda: drawn_float32(5, 3, 4, 8)[..., ::2],
-    "channels of a wider map": lambda: drawn_float32(5, 7, 4, 4).to(memory_format=torch.channels_last)[:, 2:5],
-    "transposed map": lambda: drawn_float32(5, 3, 4, 6).transpose(2, 3),
     "transposed vector": lambda: drawn_float32(3, 5).T,
     "three axes": lambda: drawn_float32(5, 6, 4).transpose(1, 2),
 }
@@ -373,7 +322,6 @@ STRIDED = {
 def test_input_that_is_not_contiguous(primitive, within, make):
     a = make()
     assert not a.is_contiguous()
-    assert a.dim() < 4 or not a.is_contiguous(memory_format=torch.channels_last)
     weights, same_group = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
     g = drawn_float32(*a.shape)
     found = with_gradients(primitive, a, weights, same_group, g)
@@ -390,89 +338,7 @@ def test_activation_larger_than_the_cache(within):
         assert_within(found, with_gradients(reference, a, weights, same_group, g), 1e-5)
 
 
-@pytest.mark.parametrize("primitive", [reference, fused])
-@both_variances
-def test_nothing_is_left_on_the_cpu(primitive, within):
-    """Tensors without numbers on a device that need not exist: every operation still checks where they are."""
-
-    def forward():
-        with FakeTensorMode():
-            a = torch.empty(5, 3, 4, 6, device="cuda")
-            weights, gamma, beta = (torch.empty(size, device="cuda") for size in (5, 3, 3))
-            same_group = torch.empty(5, 5, device="cuda") if within else None
-            done = primitive(a, SampleWeights(weights, same_group), gamma, beta, EPS)
-            return [(value.device.type, tuple(value.shape)) for value in (done.out, done.mu, done.sigma2)]
-
-    # In a thread of its own, whose working space is not used by anything with numbers later on.
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(forward).result() == [("cuda", (5, 3, 4, 6)), ("cuda", (3,)), ("cuda", (3,))]
-
-
-def test_gradient_in_another_layout_than_the_activation():
-    a = drawn(5, 3, 4, 6)
-    gradients = []
-    for g_layout in (torch.contiguous_format, torch.channels_last):
-        leaf = a.detach().requires_grad_()
-        out = FAST[-1](leaf, SampleWeights(torch.tensor(WEIGHTS).double()), *affine_of(a), EPS).out
-        gradients += torch.autograd.grad(out, leaf, drawn(*a.shape, seed=3).contiguous(memory_format=g_layout))
-    assert_close(gradients[0], gradients[1])
-
-
 def test_scale_of_another_type_is_refused():
     """The passes in C would read its bytes as something else."""
-    with pytest.raises(TypeError, match=r"activations of torch\.float64 need a scale and shift of torch\.float64"):
+    with pytest.raises(TypeError, match="scale"):
         FAST[-1](drawn(5, 2, 2, 3), UNIFORM, torch.ones(2), torch.zeros(2), EPS)
-
-
-@each_primitive
-@both_variances
-def test_two_forwards_before_one_backward(primitive, within):
-    """Neither overwrites what the other keeps for the gradient."""
-    same_group = averaging(TASKS) if within else None
-    batches = drawn(5, 2, 2, 3), 3 * drawn(5, 2, 2, 3, seed=7) - 1
-
-    def loss_of(a, weights, gamma, beta):
-        done = primitive(a, SampleWeights(weights, same_group), gamma, beta, EPS)
-        return (done.out.square() * drawn(*a.shape, seed=3)).sum() + (done.mu * done.sigma2).sum()
-
-    alone = []
-    for batch in batches:
-        leaves = leaves_of(batch.clone())
-        alone.append(torch.autograd.grad(loss_of(*leaves), leaves))
-    first, *shared = leaves_of(batches[0].clone())
-    second = batches[1].clone().requires_grad_()
-    (loss_of(first, *shared) + loss_of(second, *shared)).backward()
-    assert_close(first.grad, alone[0][0])
-    assert_close(second.grad, alone[1][0])
-    for leaf, one, other in zip(shared, alone[0][1:], alone[1][1:], strict=True):
-        assert_close(leaf.grad, one + other)
-
-
-@each_primitive
-@both_variances
-def test_gradient_of_a_penalty_alone(primitive, within):
-    """The output is not used: what reaches the activation is the derivative of mean and variance, nothing affine."""
-    same_group = averaging(TASKS) if within else None
-    a, weights, gamma, beta = leaves_of(drawn(5, 2, 2, 3))
-    done = primitive(a, SampleWeights(weights, same_group), gamma, beta, EPS)
-    (3 * done.mu.sum() + 2 * done.sigma2.sum()).backward()
-    x, w = a.detach(), by_sample(torch.tensor(WEIGHTS, dtype=torch.float64), a)
-    mean = x.mean((2, 3))
-    if within:
-        center = (averaging(TASKS) @ mean)[:, :, None, None]
-        expected = w / 6 * (3 + 4 * (x - center))
-        # A sample moves its task's centre too, about which the weighted deviations need not vanish.
-        pull = averaging(TASKS) @ (w[:, :, 0, 0] * (mean - center[:, :, 0, 0]))
-        expected = expected - 4 / 6 * pull[:, :, None, None]
-    else:
-        center = by_channel(done.mu.detach(), a)
-        left = (w * (x - center)).mean((2, 3)).sum(0)
-        expected = w / 6 * (3 + 4 * (x - center) - 4 * by_channel(left, a))
-    assert_close(a.grad, expected)
-    deviations = (x - center).square().mean((2, 3))
-    if within:
-        assert_close(weights.grad, 3 * mean.sum(1) + 2 * deviations.sum(1))
-    else:
-        assert_close(weights.grad, 3 * mean.sum(1) + 2 * deviations.sum(1) - 4 * (mean @ left))
-    assert gamma.grad is None or not gamma.grad.any()
-    assert beta.grad is None or not beta.grad.any()

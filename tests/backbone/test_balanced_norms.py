@@ -90,26 +90,15 @@ def assert_balanced_running(layer, inputs) -> None:
     assert_close(layer.running_var, var)
 
 
-def assert_evaluates_plainly(layer, x) -> None:
-    twin = give_affine(nn.BatchNorm2d(SHAPE[1]).double())
-    twin.running_mean.copy_(layer.running_mean)
-    twin.running_var.copy_(layer.running_var)
-    before = layer.running_mean.clone(), layer.running_var.clone()
-    assert_close(layer.eval()(x), twin.eval()(x))
-    assert torch.equal(layer.running_mean, before[0])
-    assert torch.equal(layer.running_var, before[1])
-
-
 # --- bnt ---------------------------------------------------------------------------------------------------------
 
 
 @each_impl
 def test_bnt_trains_like_batch_norm_and_balances_what_it_remembers(impl):
-    *inputs, unseen = batches(4)
+    inputs = batches(3)
     layer, twin = assert_steps_of_batch_norm("bnt", impl, inputs, TASKS)
     assert_balanced_running(layer, inputs)
     assert (layer.running_mean - twin.running_mean).abs().max() > 0.01
-    assert_evaluates_plainly(layer, unseen)
 
 
 # --- tbbn --------------------------------------------------------------------------------------------------------
@@ -117,7 +106,7 @@ def test_bnt_trains_like_batch_norm_and_balances_what_it_remembers(impl):
 
 @each_impl
 def test_tbbn_against_numpy(impl):
-    *inputs, unseen = batches(4)
+    inputs = batches(3)
     shared, [layer] = made("tbbn", impl)
     gamma, beta = layer.weight.detach().clone(), layer.bias.detach().clone()
     for x in inputs:
@@ -134,7 +123,6 @@ def test_tbbn_against_numpy(impl):
         assert_close(d_beta, (shares * g).sum((0, 2, 3)))
         assert_close(d_x, input_gradient_by_numpy(x, g, gamma.numpy()), atol=1e-11)
     assert_balanced_running(layer, inputs)
-    assert_evaluates_plainly(layer, unseen)
 
 
 def input_gradient_by_numpy(x, g, gamma) -> np.ndarray:
@@ -146,12 +134,6 @@ def input_gradient_by_numpy(x, g, gamma) -> np.ndarray:
     total, products = g.sum((0, 2, 3))[:, None, None], (g * centered).sum((0, 2, 3))[:, None, None]
     share = BALANCED[:, None, None, None] / (SHAPE[2] * SHAPE[3])
     return g * r - share * total * r - share * products * centered * r**3
-
-
-@each_impl
-def test_tbbn_of_equally_many_samples_is_batch_norm(impl):
-    layer, twin = assert_steps_of_batch_norm("tbbn", impl, batches(2, (6, 3, 2, 3)), np.array([0, 2, 1, 1, 0, 2]))
-    assert_close(layer.running_mean, twin.running_mean)
 
 
 # --- cma ---------------------------------------------------------------------------------------------------------
@@ -168,17 +150,6 @@ def test_cma_is_batch_norm_with_a_cumulative_average(impl, tasks):
     assert_close(layer.running_mean, every.mean((1, 3, 4)).mean(0))
     assert_close(layer.running_var, every.var((1, 3, 4), ddof=1).mean(0))
     assert_close(layer.eval()(unseen), twin.eval()(unseen))
-
-
-def test_the_second_batch_of_cma_counts_half():
-    shared, [layer] = made("cma")
-    means = []
-    for x in batches(2):
-        run(shared, [layer], x)
-        means.append(layer.running_mean.clone())
-    first, second = (x.mean((0, 2, 3)) for x in batches(2))
-    assert_close(means[0], first)
-    assert_close(means[1], (first + second) / 2)
 
 
 # --- all of them -------------------------------------------------------------------------------------------------
@@ -200,61 +171,10 @@ def test_without_tasks_they_are_batch_norm(norm, impl, shape):
 
 
 @each_norm
-def test_a_sample_alone_has_its_own_statistics(norm):
-    shared, [layer] = made(norm)
-    [x] = batches(1, (1, 3, 4, 5))
-    twin = give_affine(nn.BatchNorm2d(3).double())
-    assert_close(run(shared, [layer], x, np.array([1]))[0], twin(x))
-
-
-@each_norm
 def test_a_single_value_per_channel_is_refused(norm):
     shared, [layer] = made(norm)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         run(shared, [layer], torch.zeros(1, 3, 1, 1, dtype=torch.float64), np.array([0]))
-
-
-@each_impl
-@each_norm
-def test_state_dict_round_trip(norm, impl):
-    """A loaded copy goes on with the same numbers, which for the cumulative average depend on how many came before."""
-
-    def network():
-        shared, layers = made(norm, impl, layers=2)
-        return shared, layers, nn.ModuleDict({"norms": shared, "layers": nn.ModuleList(layers)})
-
-    shared, layers, net = network()
-    *before, after = batches(4)
-    for x in before:
-        run(shared, layers, x, TASKS)
-    with torch.no_grad():
-        layers[1].weight.mul_(3)
-    other, other_layers, other_net = network()
-    other_net.load_state_dict(net.state_dict())
-    for key, value in net.state_dict().items():
-        assert torch.equal(value, other_net.state_dict()[key]), key
-    outputs, other_outputs = run(shared, layers, after, TASKS), run(other, other_layers, after, TASKS)
-    for mine, theirs in zip(outputs, other_outputs, strict=True):
-        assert torch.equal(mine, theirs)
-    for mine, theirs in zip(layers, other_layers, strict=True):
-        assert torch.equal(mine.running_mean, theirs.running_mean)
-        assert torch.equal(mine.running_var, theirs.running_var)
-        assert torch.equal(mine.eval()(after), theirs.eval()(after))
-    assert not torch.equal(layers[0].running_mean, torch.zeros(3, dtype=torch.float64))
-
-
-@each_norm
-def test_layers_keep_their_own_statistics(norm):
-    shared, layers = made(norm, layers=2)
-    first, second = batches(2)
-    with shared.forward_pass(torch.from_numpy(TASKS)):
-        for layer, x in zip(layers, (first, second), strict=True):
-            layer(x)
-    for layer, x in zip(layers, (first, second), strict=True):
-        alone, [twin] = made(norm)
-        run(alone, [twin], x, TASKS)
-        assert_close(layer.running_mean, twin.running_mean)
-        assert_close(layer.running_var, twin.running_var)
 
 
 @each_impl

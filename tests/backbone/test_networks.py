@@ -42,27 +42,6 @@ def test_resnet18_is_the_usual_one_for_cifar():
     assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == 20
 
 
-@pytest.mark.parametrize(
-    ("size", "sides"),
-    [
-        (16, [16, 16, 8, 4, 2]),
-        (32, [32, 32, 16, 8, 4]),
-        (33, [33, 33, 17, 9, 5]),
-        (84, [84, 84, 42, 21, 11]),
-        (224, [112, 56, 28, 14, 7]),
-    ],
-)
-def test_resnet18_output_and_feature_shapes(size, sides):
-    net = small_resnet(size)
-    output = net.output(images(size))
-    assert output.logits.shape == (2, 10)
-    assert output.embedding.shape == (2, 32)
-    channels = [4, 4, 8, 16, 32]
-    shapes = [(2, c, side, side) for c, side in zip(channels, sides, strict=True)]
-    assert [feature.shape for feature in output.features] == shapes
-    assert net.n_feature_maps == len(shapes)
-
-
 def test_features_are_taken_before_the_relu():
     net = small_resnet(16)
     given, returned = {}, {}
@@ -132,14 +111,3 @@ def test_the_seed_alone_decides_the_weights(norm):
         assert not torch.equal(weight, other)
     for name, tensor in net.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
-
-
-def test_a_forward_in_eval_mode_leaves_the_norms_alone():
-    net = build_network(run_config(norm="adab2n", backbone="resnet18"), make_spec(image_shape=(3, 16, 16)), CPU)
-    net.begin_task(n_classes=2)
-    net(images(16))
-    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    net.eval()
-    net(images(16, count=3))
-    for name, tensor in net.state_dict().items():
-        assert torch.equal(tensor, before[name]), name

@@ -9,9 +9,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from backbone.network import Network
 from backbone.norms import norm_factory
-from tests.helpers import CPU, build_run, make_spec, make_stream, run_config
+from tests.helpers import build_run, make_spec, make_stream, run_config
 from utils.config.registry import NORMS
-from utils.run.training import Training
 from utils.step import StepIndex
 
 SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 8, 8), train_sizes=(12,) * 3)
@@ -94,14 +93,6 @@ def learn(net: Network, batch) -> float:
     return loss.item()
 
 
-@pytest.mark.parametrize("norm", [*FAMILY, "bn_frozen"])
-def test_a_copied_layer_belongs_to_the_copied_network(norm):
-    method, _ = started(norm)
-    twin = deepcopy(method.net)
-    assert twin.norm1.shared is twin.norms
-    assert twin.norm1.shared is not method.net.norms
-
-
 # --- layers that do not run, or do not learn ---------------------------------------------------------------------
 
 
@@ -140,19 +131,6 @@ def test_a_layer_that_does_not_run_keeps_its_state(norm):
     assert (net.norm1.num_batches_tracked, net.norm2.num_batches_tracked) == (2, 1)
 
 
-@pytest.mark.parametrize("norm", OTHERS)
-def test_a_layer_that_does_not_run_stays_as_it_is(norm):
-    net = TwoWays(norm_factory(norm)).double().train()
-    net.begin_task(n_classes=2)
-    x = torch.randn(6, 3, 4, 4, dtype=torch.float64)
-    before = deepcopy(net)
-    net.skips = True
-    net.output(x).logits.sum().backward()
-    assert_equal_networks(net.norm2, before.norm2)
-    if norm != "none":
-        assert not torch.equal(net.norm3.running_mean, before.norm3.running_mean)
-
-
 def test_a_layer_that_starts_late_starts_with_the_first_momentum():
     """Its own first batch counts as its first, however many the others have seen."""
     net = TwoWays(norm_factory("adab2n", kappa=0.0)).double().train()
@@ -177,17 +155,6 @@ def test_frozen_layers_are_left_alone(norm):
         frozen.eval()
         method.step(batch, StepIndex(0, 3 + number))
     assert all(torch.equal(tensor, before[name]) for name, tensor in frozen.state_dict().items())
-
-
-def test_training_outside_a_forward_of_the_network_is_refused_in_words():
-    net = TwoWays(norm_factory("adab2n")).train()
-    with pytest.raises(RuntimeError, match="call the network"):
-        net.body(torch.randn(4, 3, 2, 2))
-    twice = TwoWays(norm_factory("adab2n")).train()
-    twice.norm2 = twice.norm1
-    with pytest.raises(RuntimeError, match="trains once"):
-        twice.output(torch.randn(4, 3, 2, 2))
-    assert twice.norms.current_pass is None  # and the next forward is not in its way
 
 
 # --- counters ----------------------------------------------------------------------------------------------------
@@ -226,19 +193,6 @@ def test_the_state_of_a_network_is_its_state_dict():
 
 
 # --- half precision and compilers --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("impl", ["reference", "fused"])
-def test_the_penalty_is_single_precision_under_autocast(impl):
-    net = TwoWays(norm_factory("adab2n", norm_impl=impl)).train()
-    net.begin_task(n_classes=2)
-    x, tasks = torch.randn(6, 3, 4, 4), torch.zeros(6, dtype=torch.int64)
-    expected = deepcopy(net).output(x, tasks, penalized=True).norms.penalty
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = net.output(x, tasks, penalized=True).norms
-    assert found.penalty.dtype == torch.float32
-    assert all(tensor.dtype == torch.float32 for tensor in (*found.means, *found.variances, found.group_weights))
-    torch.testing.assert_close(found.penalty, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("norm", OTHERS)
@@ -289,9 +243,3 @@ def test_steps_of_a_compiled_network_do_not_compile_again(norm):
 def assert_close_networks(one: nn.Module, other: nn.Module) -> None:
     for name, tensor in one.state_dict().items():
         torch.testing.assert_close(tensor, other.state_dict()[name], msg=name)
-
-
-def test_a_run_uses_no_other_device_than_it_was_given():
-    method, stream = started("adab2n")
-    Training(method.config, stream, method).run()
-    assert {tensor.device for tensor in method.net.state_dict().values()} == {CPU}

@@ -84,17 +84,6 @@ def target_of(layer: int, shape: tuple[int, ...]) -> np.ndarray:
     return np.sin(np.arange(np.prod(shape)) + layer).reshape(shape) * 2
 
 
-def test_steps_are_as_varied_as_they_claim():
-    mixes = [tasks for step in STEPS for tasks, _ in step["forwards"] if tasks is not None]
-    assert len(STEPS) == 12
-    assert sum(len(step["forwards"]) == 2 for step in STEPS) == 3
-    assert sum(not step["replayed"] for step in STEPS) == 3
-    late = [np.bincount(tasks, minlength=3) for step in STEPS[8:] for tasks, _ in step["forwards"] if tasks is not None]
-    assert any((counts == 0).any() for counts in late)
-    assert any((counts > 0).all() for counts in late)
-    assert any(1 in np.bincount(tasks) for tasks in mixes)
-
-
 # --- in numpy ----------------------------------------------------------------------------------------------------
 
 

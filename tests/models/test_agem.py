@@ -149,32 +149,3 @@ def test_a_whole_step(norm, disagree):
         for layer, (mean, variance) in zip((method.net.norm1, method.net.norm2), twin.running, strict=True):
             assert_close(layer.running_mean, mean)
             assert_close(layer.running_var, variance)
-        # Psi is part of the vector: without it the projection would be another one.
-        names = [name for name, value in twin.weights.items() for _ in range(value.numel())]
-        is_psi = torch.tensor([name.startswith("norms.psi") for name in names])
-        assert is_psi.sum() == 4
-        assert (vector_of(method.net) - twin.vector())[is_psi].abs().min() > 1e-5
-        g, r, whole = g[~is_psi], r[~is_psi], (g @ r) / (r @ r)
-        assert abs(whole - (g @ r) / (r @ r)) > 1e-6
-
-
-@pytest.mark.parametrize("norm", ["bn", "adab2n"])
-def test_the_first_step_is_plain_sgd(norm):
-    method, stream = build(norm)
-    method.grow()
-    twin = ByHand(method.net, norm)
-    batch = next(stream.batches(0, 0, 0))
-    step = method.step(batch, StepIndex(0, 0))
-    loss = F.cross_entropy(twin.forward(flat(batch), None)[0], batch.labels)
-    assert list(step.batches) == ["current"]
-    assert_close(step.loss.detach(), loss.detach())
-    assert_close(vector_of(method.net), twin.vector() - LR * twin.gradient(loss))
-
-
-@pytest.mark.parametrize("norm", ["bn", "adab2n"])
-@pytest.mark.parametrize("fidelity", ["official", "paper"])
-def test_the_reference_always_has_a_forward_pass_of_its_own(norm, fidelity):
-    method = in_second_task(norm, fidelity=fidelity)
-    before = method.net.norm1.num_batches_tracked.item()
-    method.step(method.buffer.all_samples(), INDEX)
-    assert method.net.norm1.num_batches_tracked.item() == before + 2

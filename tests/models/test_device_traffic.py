@@ -8,7 +8,6 @@ device that is not the host.
 
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -119,25 +118,6 @@ def test_options_do_not_change_that(options):
 def test_copies_of_the_other_methods(model, norm, copies):
     """LiDER's two more hold the starts of its power iterations."""
     assert copies_of_a_step(model, norm) == copies
-
-
-def test_a_wait_would_be_noticed():
-    method, stream = in_second_task("er_ace", "bn")
-    method.adjust_gradients = lambda step: step.loss.item()
-    with pytest.raises(RuntimeError, match="meta tensors"):
-        method.step(next(stream.batches(1, 0, 0)), StepIndex(1, 1))
-
-
-def test_a_copy_would_be_noticed():
-    with Copies() as counted:
-        torch.zeros(4, device=DEVICE)[1:].copy_(torch.from_numpy(np.zeros(3)).to(DEVICE))
-        torch.zeros(3, device=DEVICE).copy_(torch.zeros(3))
-    assert counted.count == 2
-
-
-def test_a_blocking_copy_would_be_noticed():
-    with no_blocking_copies(), pytest.raises(AssertionError, match="values of the host"):
-        torch.tensor([1.0], device=DEVICE)
 
 
 @pytest.mark.parametrize("which", ["running", "buffer", "batch"])

@@ -1,6 +1,5 @@
 """GDumb: its learning rates and CutMix by hand, what it fits and from where."""
 
-from copy import deepcopy
 from math import log, sqrt
 from types import SimpleNamespace
 
@@ -15,12 +14,10 @@ from tests.helpers import (
     build_run,
     make_spec,
     make_stream,
-    record_steps,
     run_config,
-    sample_numbers,
     weights_of,
 )
-from utils.data.augment import Augment, Crop
+from utils.data.augment import Crop
 from utils.errors import RunFailed
 from utils.run.build import build_network
 from utils.step import StepIndex
@@ -168,20 +165,6 @@ def test_mixed_batch_and_loss_by_hand(alpha, draws, box, expected):
 # --- the fitting ------------------------------------------------------------------------------------------------
 
 
-def test_the_network_is_built_anew_at_the_end_of_every_task(monkeypatch):
-    monkeypatch.setattr(Gdumb, "_fit_epoch", lambda *_: None)
-    net, method, stream = before_end_of_second_task("bn")
-    first_layers = [build_network(method.config, stream.spec, CPU).linear1.weight]
-    for task in (0, 1):
-        for tensor in net.state_dict().values():
-            tensor.fill_(7)
-        method.end_task(task, stream)
-        fresh = build_network(method.config, stream.spec, CPU, f"gdumb/{task}")
-        assert_equal_weights(weights_of(net), weights_of(fresh))
-        assert not any(torch.equal(fresh.linear1.weight, other) for other in first_layers)
-        first_layers.append(fresh.linear1.weight)
-
-
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
 def test_what_was_fitted_before_does_not_matter(norm):
     """Once after a fitting of the first task, once after rubbish in its place: weights, statistics, counters agree."""
@@ -228,33 +211,6 @@ def test_a_fitting_step_is_plain_sgd_on_the_buffer():
         assert_close(parameter.detach(), (start - 0.2 * (start.grad + 0.1 * start)).detach())
 
 
-def test_every_epoch_of_the_fitting_sees_the_whole_buffer_once_with_new_draws(monkeypatch):
-    """In batches of `batch_size`, in another order every epoch, with draws of augmentation and CutMix of their own."""
-    batches, crops = [], []
-    draw_crops, fitting_loss = Augment.draw, Gdumb._fitting_loss
-
-    def record_crops(augment, *address):
-        crops.append(draw_crops(augment, *address))
-        return crops[-1]
-
-    def record_batch(method, inputs, labels, draw):
-        batches.append((labels, deepcopy(draw).random()))
-        return fitting_loss(method, inputs, labels, draw)
-
-    monkeypatch.setattr(Augment, "draw", record_crops)
-    monkeypatch.setattr(Gdumb, "_fitting_loss", record_batch)
-    _, method, stream = before_end_of_second_task(between_tasks=lambda method, stream: method.end_task(0, stream))
-    of_first = len(batches)
-    assert of_first >= 4
-    method.end_task(1, stream)
-    assert [len(labels) for labels, _ in batches[of_first:]] == [4, 4, 2] * 2
-    first, second = (torch.cat([labels for labels, _ in part]) for part in (batches[-6:-3], batches[-3:]))
-    assert sorted(first.tolist()) == sorted(second.tolist()) == sorted(method.buffer.labels.tolist())
-    assert first.tolist() != second.tolist()
-    assert len({coin for _, coin in batches}) == len(batches) == len(crops)
-    assert len({drawn[:, :2].tobytes() for drawn in crops}) > len(crops) - 3  # of 81 possibilities
-
-
 def test_fitting_is_no_replay_for_adab2n():
     """Plain batch statistics, no penalty even where all steps have one, and psi stays zero and without gradient."""
     ends = []
@@ -278,23 +234,3 @@ def test_a_fitting_that_diverges_fails_the_run():
 
 
 # --- the stream -------------------------------------------------------------------------------------------------
-
-
-def test_the_stream_is_not_learned_from(monkeypatch):
-    """Steps have no loss and no outputs, and the weights stay as they are."""
-    monkeypatch.setattr(Gdumb, "end_task", lambda *_: None)
-    stream = make_stream(make_spec(train_sizes=(14, 14)))
-    config = run_config("gdumb", buffer_size=10)
-    steps, method, _ = record_steps(config, stream, lambda step: (step.loss, step.loss_terms, step.outputs))
-    assert steps == [(None, {}, {})] * 8
-    assert method.learning_rate(0, 0) is None
-    assert_equal_weights(weights_of(build_network(config, stream.spec, CPU)), weights_of(method.net))
-
-
-def test_further_epochs_bring_nothing_new():
-    stream = make_stream(make_spec(train_sizes=(40, 40)))
-    _, method = build_run(run_config("gdumb", buffer_size=60), stream)
-    for epoch in (0, 1):
-        for step, batch in enumerate(stream.batches(0, epoch, 0)):
-            method.step(batch, StepIndex(0, 10 * epoch + step, epoch))
-        assert sorted(sample_numbers(method.buffer.all_samples().images)) == list(range(40))

@@ -106,26 +106,6 @@ def test_targets_of_past_classes_are_what_the_network_said_before():
     assert_close(logits.grad[0, :4], [0, (2 / 3 - 3 / 4) / 8, (3 / 4) / 8, (4 / 5 - 1) / 8])
 
 
-@pytest.mark.parametrize("norm", ["bn", "adab2n"])
-def test_the_network_before_stays_as_it_was_at_the_end_of_the_last_task(norm):
-    """In eval mode, whatever becomes of the network that is trained."""
-    stream = make_stream(make_spec())
-    net, method = build_run(run_config("icarl", norm, dtype="float64"), stream)
-    method.grow()
-    for step, batch in enumerate(stream.batches(0, 0, 0)):
-        method.step(batch, StepIndex(0, step))
-    method.end_task(0, stream)
-    inputs = stream.task_data(1).images[:4].double() / 255
-    said = net.eval()(inputs).detach()
-    method.grow()
-    net.train()
-    for step, batch in enumerate(stream.batches(1, 0, 0, method.extra_task_samples(1))):
-        method.step(batch, StepIndex(1, 10 + step))
-    assert (net.eval()(inputs) - said).abs().max() > 1e-3
-    assert_close(method.past_net(inputs), said)
-    assert not any(parameter.requires_grad for parameter in method.past_net.parameters())
-
-
 # --- exemplars and their means ----------------------------------------------------------------------------------
 
 
@@ -151,15 +131,6 @@ def of_pixels(pixels, labels, sizes, capacity: int) -> tuple[Icarl, TensorStream
     augment = Augment(spec, 0, CPU, torch.float64)
     buffer = Buffer(capacity, MethodManaged(capacity), spec, CPU)
     return Icarl(Pixels(), SimpleNamespace(), spec, augment, buffer, lambda _: Pixels()), stream
-
-
-def test_before_the_first_task_ends_the_logits_predict():
-    method, _ = of_pixels([[1, 2, 3]], [0], (1, 0), 4)
-    inputs = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], dtype=torch.float64).view(2, 1, 1, 3)
-    method.net.eval()
-    weight, bias = method.net.classifier.weight, method.net.classifier.bias
-    expected = torch.tensor([[1.0, 2.0], [4.0, 5.0]], dtype=torch.float64) @ weight.T + bias
-    assert_close(method.predict(inputs).detach(), expected.detach())
 
 
 def test_nearest_mean_by_hand():
@@ -214,19 +185,6 @@ def test_every_class_has_the_capacity_over_the_seen_classes_and_older_ones_are_c
     assert len(method.buffer) == 8
     assert {label: held(label) for label in (0, 1)} == {label: exemplars[:2] for label, exemplars in first.items()}
     assert {label: held(label) for label in (2, 3)} == {label: expected(label, 2) for label in (2, 3)}
-
-
-def test_means_of_old_classes_follow_the_network():
-    """At the end of a task they are computed anew, of the exemplars that are left."""
-    method, stream = of_pixels([[3, 4, 0], [1, 0, 0], [5, 12, 0], [1, 1, 1]], [0, 1, 2, 3], (2, 2), 4)
-    method.end_task(0, stream)
-    before = method.means.clone()
-    method.net.body = lambda x: (x.flatten(1)[:, :2] * torch.tensor([2.0, 1.0]), ())
-    method.end_task(1, stream)
-    assert_close(before[0], [1 / sqrt(10), 3 / sqrt(10)], atol=1e-7)
-    moved = np.array([6, 4]) / np.hypot(6, 4) + np.array([0, 1])
-    assert_close(method.means[0], moved / np.hypot(*moved), atol=1e-7)
-    assert not method.means.isnan().any()
 
 
 # --- a run ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 Logits are logarithms of whole numbers, so that softmax probabilities are simple fractions.
 """
 
-from copy import deepcopy
 from math import log
 from types import SimpleNamespace
 
@@ -107,13 +106,6 @@ def test_er_ace_masks_from_the_second_task_on():
     assert replayed.grad.flatten().tolist() == pytest.approx([-0.9, 0.2, 0.3, 0.4], abs=1e-12)
 
 
-def test_er_ace_opens_only_present_classes_once_the_last_was_seen():
-    method = bare("er_ace")
-    loss_of(method, SECOND, current=(log_of([1, 2, 3, 4]), make_samples([3])))
-    loss = loss_of(method, SECOND, current=(log_of([1, 2, 3, 4], [2, 5, 1, 9]), make_samples([2, 1])))
-    assert loss.item() == pytest.approx(-(log(3 / 5) + log(5 / 6)) / 2, abs=1e-12)
-
-
 @pytest.mark.parametrize("restored", [False, True])
 def test_er_ace_remembers_the_highest_class_of_earlier_tasks(restored):
     """Class 2 was seen in the first task, so class 1 is closed and class 2 is open."""
@@ -171,43 +163,9 @@ def filled_derpp():
     return method, batch
 
 
-def test_the_two_draws_of_derpp_are_independent_and_addressed_by_the_step():
-    method, batch = filled_derpp()
-    pairs = []
-    for step in range(400):
-        draws = method.batches(batch, StepIndex(0, step))
-        first, second = (sample_numbers(draws[name].inputs.round()) for name in ("logits", "labels"))
-        pairs.append((first[0], second[0]))
-        assert sorted(first) != sorted(second)
-    shared = sum(first == second for first, second in pairs)
-    assert shared == pytest.approx(400 / 40, abs=3.3 * (400 / 40) ** 0.5)
-    first, again, other = (method.batches(batch, StepIndex(0, step))["logits"].inputs for step in (7, 7, 8))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
 def test_derpp_replays_the_logits_and_tasks_that_were_stored_with_the_images():
     method, batch = filled_derpp()
     drawn = method.batches(batch, StepIndex(1, 4))["logits"]
     numbers = sample_numbers(drawn.inputs.round())
     assert torch.equal(drawn.logits, torch.from_numpy(numbers)[:, None] + torch.arange(4) / 10)
     assert drawn.tasks.tolist() == drawn.tasks_host.tolist() == [0] * 5
-
-
-@pytest.mark.parametrize("norm", ["bn", "adab2n"])
-def test_stored_logits_are_those_of_the_observed_batch_before_the_step(norm):
-    """In training, of the current samples alone with `bn` and together with the replayed ones with `adab2n`."""
-    stream = make_stream(make_spec(train_sizes=(12, 10)))
-    net, method = build_run(run_config("der", norm, dtype="float64", lr=0.5), stream)
-    method.grow()
-    for step, batch in enumerate(stream.batches(0, 0, 0)):
-        before = deepcopy(net)
-        done = method.step(batch, StepIndex(0, step))
-        seen = list(done.batches.values()) if norm == "adab2n" else [done.batches["current"]]
-        inputs = torch.cat([part.images for part in seen]).double() / 255
-        expected = before.output(inputs, torch.cat([part.tasks for part in seen])).logits[: len(batch)].detach()
-        held = sample_numbers(method.buffer.images)
-        assert len(method.buffer) == 4 * (step + 1)
-        for number, logits in zip(sample_numbers(batch.images), expected, strict=True):
-            (slot,) = np.flatnonzero(held[: len(method.buffer)] == number)
-            torch.testing.assert_close(method.buffer.logits[slot], logits, rtol=0, atol=1e-12)

@@ -6,20 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import runner
 
 from models.replay import draw_sizes
-from tests.helpers import StepRecorder, assert_close, build_run, make_spec, make_stream, record_steps, run_config
+from tests.helpers import build_run, make_spec, make_stream, record_steps, run_config
 from tests.models.cut_off import assert_a_cut_off_run_ends_the_same
 from utils.config.options import share
 from utils.config.resolve import resolve
 from utils.data.augment import Crop, Flip
 from utils.data.random import generator
 from utils.errors import UsageError
-from utils.run.build import StreamBuilder
-from utils.run.estimate import memory_estimate
 from utils.run.identity import run_identity
-from utils.run.training import Training
 from utils.step import StepIndex
 
 SPEC = make_spec(n_tasks=3, n_classes=6, augmentation=(Crop(2), Flip()))  # ten images and three batches a task
@@ -142,18 +138,6 @@ def test_half_is_what_one_draw_of_the_batch_size_is():
     assert steps_of(current_share="1/2")[2]["results"] == steps_of(minibatch_size=4)[2]["results"]
 
 
-def test_dry_run_counts_the_largest_draws():
-    def activations(**flags):
-        facts = {"model": "derpp", "dataset": "seq-cifar10", "num_filters": 4, "device": "cpu"}
-        config = resolve(facts | flags)
-        return memory_estimate(config, StreamBuilder(config).spec)["activations"]
-
-    alone = activations(current_share="1")  # ten images
-    assert activations(current_share="1/5") / alone == 5
-    assert activations(current_share="1/T") / alone == 5  # in the last of five tasks
-    assert activations(current_share="1/1000", buffer_size=20) / alone == 5  # both draws have the whole buffer
-
-
 def test_balanced_replay_draws_of_every_task():
     """Twelve slots in rings of four: in the last task, before it has any, four samples of two tasks."""
     tasks = [step.tasks for step in steps_of(balance_replay=True, buffer_mode="ring")[0]]
@@ -180,57 +164,13 @@ def test_every_batch_makes_so_many_steps_with_draws_and_augmentation_of_their_ow
     assert all(a.inputs.equal(b.inputs) for a, b in zip(steps[::3], once, strict=True))
 
 
-def test_the_log_has_the_mean_over_all_steps():
-    config, stream, recorder, logs = (
-        run_config("derpp", replay_iters=2, log_every=2),
-        make_stream(SPEC),
-        StepRecorder(look),
-        [],
-    )
-    recorder.on_log = lambda event: logs.append((event["step"], event["loss"]))
-    Training(config, stream, build_run(config, stream)[1], observers=[recorder]).run()
-    losses = [step.loss for step in recorder.steps]
-    assert len(losses) == 18
-    expected = [(2, 0, 4), (3, 4, 6), (5, 6, 10), (6, 10, 12), (8, 12, 16), (9, 16, 18)]
-    assert logs == [(step, pytest.approx(np.mean(losses[a:b]))) for step, a, b in expected]
-
-
 def test_stored_logits_are_those_of_the_last_step():
     steps, method, _ = steps_of("derpp", "gn", spec=make_spec(), replay_iters=2, buffer_size=30)
     assert method.buffer.logits[:4].equal(steps[1].logits)
     assert not method.buffer.logits[:4].equal(steps[0].logits)
 
 
-def test_a_batch_of_one_image_is_left_out_once(capsys):
-    """The sixth, the last of nine images."""
-    stream = make_stream(make_spec(n_tasks=3, n_classes=6, train_sizes=(10, 9, 8)))
-    indices, _, outcome = record_steps(run_config("er_ace", replay_iters=3), stream, lambda step: step.index)
-    assert outcome["batches_left_out"] == 1
-    assert [(index.iteration, index.last) for index in indices if index.step == 5] == [(0, True)]
-    assert capsys.readouterr().err.count("left out") == 1
-
-
-def test_two_iterations_are_two_steps_of_gradient_descent():
-    """Without replay and augmentation as good as two epochs of one batch."""
-    spec = make_spec(n_tasks=1, n_classes=2, train_sizes=(4,), test_sizes=(4,))
-    ways = [{"replay_iters": 2}, {"n_epochs": 2}, {}]
-    ends = [steps_of("er", "gn", spec, current_share="1", **way)[1].net.classifier.weight.detach() for way in ways]
-    assert_close(ends[0], ends[1], atol=1e-6)
-    assert (ends[0] - ends[2]).abs().max() > 1e-4
-
-
 # --- whole commands -----------------------------------------------------------------------------------------------
-
-
-SMALL = ["--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--model", "derpp"]
-
-
-def test_defaults_that_are_given_change_nothing(tmp_path):
-    words = [*SMALL, "--batch_size", "60", "--debug_mode"]
-    plain = runner(tmp_path / "plain")(*words)
-    named = runner(tmp_path / "named")(*words, "--replay_iters", "1", "--eval_statistics", "running")
-    assert named.record["run"] == plain.record["run"]
-    assert named.record["results"] == plain.record["results"]
 
 
 def test_a_command_that_is_cut_off_between_iterations_ends_the_same(tmp_path):
@@ -238,10 +178,3 @@ def test_a_command_that_is_cut_off_between_iterations_ends_the_same(tmp_path):
     words += ["--current_share", "1/T", "--balance_replay"]
     identity = assert_a_cut_off_run_ends_the_same(tmp_path, *words, at=(5, 8, 19))["record"]["identity"]
     assert {"replay_iters": 3, "current_share": "1/T", "balance_replay": True}.items() <= identity.items()
-
-
-def test_probes_record_every_iteration(run_main):
-    ended = run_main(*SMALL, "--batch_size", "100", "--replay_iters", "2", "--probe", "weights,statistics")
-    assert ended.code == 0
-    with np.load(ended.folder / "recordings" / "weights.npz") as recorded:
-        assert recorded["step"].tolist() == np.repeat(np.arange(ended.record["steps"]), 2).tolist()

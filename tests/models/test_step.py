@@ -5,14 +5,12 @@ import torch
 from torch.nn import functional as F
 
 from models.method import Method
-from tests.helpers import build_run, make_spec, make_stream, record_steps, run_config
+from tests.helpers import make_spec, make_stream, record_steps, run_config
 from tests.models.cut_off import assert_resumes_from_every_checkpoint, with_checkpoints
-from utils.config.registry import MODELS
 from utils.data.buffer import Buffer, MethodManaged
-from utils.errors import RunFailed
 from utils.run.build import build_augment, build_network
 from utils.run.training import Training
-from utils.step import CURRENT, Normalization, Step, forwards_of, total
+from utils.step import CURRENT, Step, forwards_of
 
 SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 8, 8), train_sizes=(12, 8, 12))
 
@@ -58,15 +56,6 @@ def test_a_step_says_what_the_norms_did(way, forwards):
         assert norms.group_weights.shape == (3, 2)
         assert (norms.group_weights.sum(0) - 1).abs().max() < 1e-6
     assert 0.5 * sum(norms.penalty.item() for norms in later) == pytest.approx(steps[6]["terms"]["penalty"], rel=1e-5)
-
-
-def test_norms_that_report_nothing_leave_it_empty():
-    assert all(step["norms"] == [Normalization()] * len(step["norms"]) for step in steps_of("er", "bn"))
-
-
-def test_terms_are_added_in_their_order():
-    a, b, c = (torch.tensor(value) for value in (1e8, 1.0, -1e8))
-    assert total([a, b, c]) == (a + b) + c
 
 
 # --- the contract ------------------------------------------------------------------------------------------------
@@ -201,16 +190,3 @@ def test_an_end_of_task_that_was_cut_off_is_repeated_from_its_start(norm):
     resumed.checkpoints.last_step = step
     assert resumed.run(state)["results"] == results
     assert resumed.method.calls[:2] == [("end", 1), ("ended", 1)]
-
-
-def test_a_batch_of_one_at_the_end_of_a_task_is_explained():
-    class Lonely(MODELS.get("sgd").build):
-        def end_task(self, task, stream):
-            self.net.train()
-            self.net(torch.zeros(1, 3, 8, 8))
-
-    config, stream = run_config("sgd", "bn"), make_stream(SPEC)
-    _, method = build_run(config, stream)
-    method.__class__ = Lonely
-    with pytest.raises(RunFailed, match="--batch_size"):
-        Training(config, stream, method).run()

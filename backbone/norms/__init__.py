@@ -16,8 +16,13 @@ from typing import Any
 
 from torch import nn
 
-from utils.config.options import default_values
+from utils.config.options import ByFidelity, Option, choice, default_values
 from utils.config.registry import NORMS, Entry
+
+
+def fidelity_option(name: str, official: str, paper: str, help: str) -> Option:
+    """Return an option with two values: `--fidelity official` chooses the released code's, `paper` the paper's."""
+    return Option(name, choice(official, paper), help, default=ByFidelity(official=official, paper=paper))
 
 
 class NormFactory:

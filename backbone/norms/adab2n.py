@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from backbone.adab2n.adab2n import distance_to_running, task_weights
 from backbone.adab2n.weighted import SampleWeights
+from backbone.norms import fidelity_option
 from backbone.norms.family import NORM_IMPL, BatchNormFamily, FamilyBatchNorm, FamilyPass
 from utils.config.options import ByFidelity, Option, Rule, choice, integer, number
 from utils.config.registry import NORMS
@@ -34,43 +35,28 @@ OPTIONS = (
         default="task",
         omit_from_hash_at="task",
     ),
-    Option(
+    fidelity_option(
         "absent_tasks",
-        choice("counted", "ignored"),
+        "counted",
+        "ignored",
         "seen tasks (or other --balance_groups) without a sample in the batch: counted in the normalizer (weights sum "
         "to less than 1) or not",
-        default=ByFidelity(official="counted", paper="ignored"),
     ),
-    Option(
+    fidelity_option(
         "variance",
-        choice("mixture", "within"),
+        "mixture",
+        "within",
         "variance about the mixture's mean, or mixture of the variances within tasks (or other --balance_groups)",
-        default=ByFidelity(official="mixture", paper="within"),
     ),
-    Option(
-        "eta_start",
-        choice("eta0", "eta1"),
-        "momentum of the very first batch in the recursion",
-        default=ByFidelity(official="eta0", paper="eta1"),
-    ),
-    Option(
-        "penalty_norm",
-        choice("mean", "sum"),
-        "squared distance per layer: mean over channels, or their sum",
-        default=ByFidelity(official="mean", paper="sum"),
-    ),
+    fidelity_option("eta_start", "eta0", "eta1", "momentum of the very first batch in the recursion"),
+    fidelity_option("penalty_norm", "mean", "sum", "squared distance per layer: mean over channels, or their sum"),
     Option(
         "running_var_start",
         integer(0, 1),
         "running variance before the first batch (0 is evaluated as 1 until then)",
         default=ByFidelity(official=1, paper=0),
     ),
-    Option(
-        "penalty_steps",
-        choice("replay", "all"),
-        "steps with the penalty: only those that replay, or all",
-        default=ByFidelity(official="replay", paper="all"),
-    ),
+    fidelity_option("penalty_steps", "replay", "all", "steps with the penalty: only those that replay, or all"),
     NORM_IMPL,
 )
 

@@ -25,9 +25,9 @@ WARMUP = Option(
 class BatchRenorm(BatchNorm):
     """`num_batches_tracked`, which torch's layer has, counts the updates of the warm-up."""
 
-    def __init__(self, channels: int, *, warmup: int, r_max: float = R_MAX, d_max: float = D_MAX):
+    def __init__(self, channels: int, *, warmup: int):
         super().__init__(channels)
-        self.warmup, self.r_max, self.d_max = warmup, r_max, d_max
+        self.warmup = warmup
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
         if not self.training:
@@ -41,18 +41,15 @@ class BatchRenorm(BatchNorm):
 
     @torch.no_grad()
     def corrections(self, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """r and d of the layer's next update, (C,) each."""
+        """Return r and d of the layer's next update, (C,) each."""
         # For its statistics alone: BN's own kernel is several times as fast as `var_mean` on CPUs.
         _, mean, inverse = torch.native_batch_norm(a.to(compute_dtype(a)), None, None, None, None, True, 0.0, self.eps)
         sigma = (self.running_var + self.eps).sqrt()
-        r_max, d_max = self.bounds()
+        # On the device, because the bounds change during the warm-up.
+        share = (self.num_batches_tracked.double() / max(self.warmup, 1)).clamp(min=float(not self.warmup), max=1)
+        r_max, d_max = 1 + (R_MAX - 1) * share, D_MAX * share
         r = torch.clamp(1 / (inverse * sigma), 1 / r_max, r_max)
         return r, torch.clamp((mean - self.running_mean) / sigma, -d_max, d_max)
-
-    def bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return r_max and d_max, on the device because they change during the warm-up."""
-        share = (self.num_batches_tracked.double() / max(self.warmup, 1)).clamp(min=float(not self.warmup), max=1)
-        return 1 + (self.r_max - 1) * share, self.d_max * share
 
 
 @NORMS.register("brn", help="batch renormalization", options=(WARMUP,))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from utils.config.options import Option, integer
 from utils.config.registry import NORMS
-from utils.errors import RunFailed, UsageError
+from utils.errors import UsageError
 
 EPS = 1e-5
 GROUPS = Option("groups", integer(1), "channel groups of the norms gn and cn", default=32)
@@ -17,24 +17,15 @@ GROUPS = Option("groups", integer(1), "channel groups of the norms gn and cn", d
 class GroupNorm(nn.Module):
     """torch's group norm. It is no `nn.GroupNorm`: other libraries initialize those and fail without affine."""
 
-    def __init__(self, groups: int, channels: int, *, affine: bool):
+    def __init__(self, groups: int, channels: int, spatial: tuple[int, ...] | None, *, affine: bool = True):
         super().__init__()
+        check_groups(groups, channels, spatial)
         self.groups = groups
         self.weight = nn.Parameter(torch.ones(channels)) if affine else None
         self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
-        reject_single_values(a.numel() // (a.shape[0] * self.groups), RunFailed)
         return F.group_norm(a, self.groups, self.weight, self.bias, EPS)
-
-
-def reject_single_values(values: int, error: type[Exception]) -> None:
-    """Raise `error` where a group has only one value, which normalization would turn into zero."""
-    if values == 1:
-        raise error(
-            "normalization of a single value is always zero: use another --norm, fewer --groups, "
-            "or a larger image with a convolutional backbone"
-        )
 
 
 def check_groups(groups: int, channels: int, spatial: tuple[int, ...] | None) -> None:
@@ -44,15 +35,13 @@ def check_groups(groups: int, channels: int, spatial: tuple[int, ...] | None) ->
             f"{groups} groups do not divide {channels} channels; set --groups to a divisor, or choose a width of the "
             f"network that is a multiple of {groups}"
         )
-    if spatial is not None:  # otherwise the first forward pass checks it
-        reject_single_values(channels // groups * math.prod(spatial), UsageError)
-
-
-def build_group_norm(groups: int, channels: int, spatial: tuple[int, ...] | None, *, affine: bool) -> GroupNorm:
-    check_groups(groups, channels, spatial)
-    return GroupNorm(groups, channels, affine=affine)
+    if spatial is not None and channels // groups * math.prod(spatial) == 1:
+        raise UsageError(
+            "normalization of a single value is always zero: use another --norm, fewer --groups, "
+            "or a larger image with a convolutional backbone"
+        )
 
 
 @NORMS.register("gn", help="group normalization, --groups groups", options=(GROUPS,))
 def group_norm(channels: int, *, spatial: tuple[int, ...] | None, groups: int) -> GroupNorm:
-    return build_group_norm(groups, channels, spatial, affine=True)
+    return GroupNorm(groups, channels, spatial)

@@ -1,17 +1,12 @@
 """`in`: Instance Normalization (Ulyanov et al. 2016), group normalization with one group per channel."""
 
-from backbone.norms.group_norm import GroupNorm, build_group_norm
-from utils.config.options import ByFidelity, Option, choice
+from backbone.norms import fidelity_option
+from backbone.norms.group_norm import GroupNorm
 from utils.config.registry import NORMS
 
-AFFINE = Option(
-    "in_affine",
-    choice("none", "channel"),
-    "scale and shift of in: none, or one per channel",
-    default=ByFidelity(official="none", paper="channel"),
-)
+AFFINE = fidelity_option("in_affine", "none", "channel", "scale and shift of in: none, or one per channel")
 
 
 @NORMS.register("in", help="instance normalization", options=(AFFINE,))
 def instance_norm(channels: int, *, spatial: tuple[int, ...] | None, in_affine: str) -> GroupNorm:
-    return build_group_norm(channels, channels, spatial, affine=in_affine == "channel")
+    return GroupNorm(channels, channels, spatial, affine=in_affine == "channel")

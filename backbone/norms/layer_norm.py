@@ -2,23 +2,20 @@
 
 from torch import nn
 
-from backbone.norms.group_norm import EPS, GroupNorm, build_group_norm
-from utils.config.options import ByFidelity, Option, choice
+from backbone.norms import fidelity_option
+from backbone.norms.group_norm import EPS, GroupNorm
 from utils.config.registry import NORMS
 from utils.errors import UsageError
 
-AFFINE = Option(
-    "ln_affine",
-    choice("element", "channel"),
-    "scale and shift of ln: one per element of the map, or one per channel",
-    default=ByFidelity(official="element", paper="channel"),
+AFFINE = fidelity_option(
+    "ln_affine", "element", "channel", "scale and shift of ln: one per element of the map, or one per channel"
 )
 
 
 @NORMS.register("ln", help="layer normalization", options=(AFFINE,))
 def layer_norm(channels: int, *, spatial: tuple[int, ...] | None, ln_affine: str) -> GroupNorm | nn.LayerNorm:
     if ln_affine == "channel":
-        return build_group_norm(1, channels, spatial, affine=True)
+        return GroupNorm(1, channels, spatial)
     if spatial is None:
         raise UsageError(
             "--ln_affine element needs the size of every feature map, which this backbone does not give; use channel"

@@ -4,16 +4,14 @@ Those of IN (over space), LN (over space and channels) and BN (over space and sa
 and variances each by their own. Testing takes BN's running statistics for BN's part; the others are the sample's.
 """
 
-import math
-
 import torch
 from torch import nn
 
 from backbone.adab2n.weighted import compute_dtype
 from backbone.norms.batch_norm import MOMENTUM
-from backbone.norms.group_norm import EPS, reject_single_values
+from backbone.norms.group_norm import EPS, check_groups
 from utils.config.registry import NORMS
-from utils.errors import RunFailed, UsageError
+from utils.step import total
 
 
 class SwitchableNorm(nn.Module):
@@ -31,13 +29,14 @@ class SwitchableNorm(nn.Module):
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
         x, space = a.to(compute_dtype(a)), tuple(range(2, a.dim()))
-        area = math.prod(a.shape[2:])
-        reject_single_values(area, RunFailed)
         instance = torch.var_mean(x, space, correction=0)  # variances and means, (N, C)
         layer = pooled(*instance, over=1)  # (N, 1)
         if self.training:
             batch = pooled(*instance, over=0)  # (1, C)
-            self._update(*batch, a.shape[0] * area)
+            var, mean = (statistic.detach().squeeze(0) for statistic in batch)
+            count = a.numel() // a.shape[1]
+            self.running_mean.lerp_(mean, MOMENTUM)
+            self.running_var.lerp_(var * (count / (count - 1)), MOMENTUM)  # unbiased, as that of `bn`
         else:
             batch = self.running_var, self.running_mean
         variances, means = zip(instance, layer, batch, strict=True)
@@ -46,28 +45,18 @@ class SwitchableNorm(nn.Module):
         in_space = (*scale.shape, *(1 for _ in space))
         return torch.addcmul(shift.view(in_space), x, scale.view(in_space)).to(a.dtype)
 
-    @torch.no_grad()
-    def _update(self, var: torch.Tensor, mean: torch.Tensor, count: int) -> None:
-        """As `bn`: the running variance is unbiased."""
-        self.running_mean.lerp_(mean.squeeze(0), MOMENTUM)
-        self.running_var.lerp_(var.squeeze(0) * (count / (count - 1)), MOMENTUM)
-
 
 def pooled(var: torch.Tensor, mean: torch.Tensor, *, over: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variance and mean of equally large parts together, from their own."""
+    """Return variance and mean of equally large parts together, from their own."""
     between, whole = torch.var_mean(mean, over, correction=0, keepdim=True)
     return var.mean(over, keepdim=True) + between, whole
 
 
 def mixed(weights: torch.Tensor, statistics: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    first, second, third = (
-        weight * statistic for weight, statistic in zip(weights.softmax(0), statistics, strict=True)
-    )
-    return first + second + third
+    return total(weight * statistic for weight, statistic in zip(weights.softmax(0), statistics, strict=True))
 
 
 @NORMS.register("sn", help="switchable normalization: a learned mixture of in, ln and bn")
 def switchable_norm(channels: int, *, spatial: tuple[int, ...] | None) -> SwitchableNorm:
-    if spatial is not None:  # otherwise the first forward pass checks it
-        reject_single_values(math.prod(spatial), UsageError)
+    check_groups(channels, channels, spatial)
     return SwitchableNorm(channels)

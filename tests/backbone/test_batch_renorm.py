@@ -61,15 +61,6 @@ def test_output_and_gradients_by_hand(mean, var, r, d):
     assert_close(layer.bias.grad, direction.sum().view(1))
 
 
-def test_unclipped_it_is_the_normalization_of_testing_before_the_update():
-    layer = layer_at(1.0, 4.0, gamma=2.0, beta=-1.0)
-    expected = layer.eval()(batch())
-    assert_close(layer.train()(batch()), expected)
-    assert_close(layer.running_mean, [0.9 * 1 + 0.1 * 4])
-    assert_close(layer.running_var, [0.9 * 4 + 0.1 * 5 * 4 / 3])
-    assert_close(layer.eval()(batch()), 2 * (batch() - layer.running_mean) / (layer.running_var + EPS).sqrt() - 1)
-
-
 # --- the warm-up --------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from torch.func import functional_call
 from backbone.norms import norm_factory
 from tests.backbone.twins import assert_same_outputs_and_gradients
 from tests.helpers import assert_close
-from utils.errors import RunFailed, UsageError
+from utils.errors import UsageError
 
 EPS = 1e-5
 N, C, H, W = SHAPE = 4, 3, 2, 5
@@ -111,16 +111,7 @@ def test_gradients(training):
     assert torch.autograd.gradcheck(forward, (x.requires_grad_(), *parameters))
 
 
-def test_a_large_mean_costs_no_precision():
-    [x] = inputs()
-    layer = a_layer().float()
-    expected = plain(layer, (x.float() + 3000).double().numpy())
-    assert_close(layer(x.float() + 3000), expected, atol=1e-3)
-
-
 @pytest.mark.parametrize("spatial", [(), (1, 1)])
 def test_a_single_value_per_instance_is_refused(spatial):
     with pytest.raises(UsageError, match="single value"):
         norm_factory("sn")(C, spatial=spatial)
-    with pytest.raises(RunFailed, match="single value"):  # a network that does not say
-        norm_factory("sn")(C, spatial=None)(torch.zeros(4, C, *spatial))

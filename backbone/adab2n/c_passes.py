@@ -20,24 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .weighted import Coefficients, Gradients, Moments, Statistics, TensorPasses, compute_dtype, scratch
+from .weighted import Coefficients, Gradients, Moments, Statistics, TensorPasses, compute_dtype
 
 SOURCE = Path(__file__).with_name("cpu_passes.c")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
 C_TYPES = {torch.float32: "float", torch.float64: "double"}
 
 
-class CompileError(Exception):
-    """The message is one line that says why the passes cannot be compiled."""
-
-
 @cache
 def compile_error() -> str | None:
-    """Return why the passes cannot be compiled on this machine, or None if they can."""
+    """Return in one line why the passes cannot be compiled on this machine, or None if they can."""
     try:
         for dtype in C_TYPES:
             _library(dtype)
-    except CompileError as error:
+    except (OSError, RuntimeError) as error:
         return str(error)
     return None
 
@@ -46,19 +42,16 @@ def compile_error() -> str | None:
 def _library(dtype: torch.dtype) -> ctypes.CDLL:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise CompileError("no C compiler found")
+        raise RuntimeError("no C compiler found")
     command = [*compiler.split(), *FLAGS, f"-DT={C_TYPES[dtype]}", str(SOURCE)]
     # Machines may share a cache: what is compiled for one processor does not run on another.
     key = hashlib.sha256("\n".join([*command, SOURCE.read_text(), _processor()]).encode()).hexdigest()[:16]
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adab2n"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = folder / f"cpu_passes-{key}.so"
-        if not path.exists():
-            _compile(command, path)
-        return ctypes.CDLL(str(path))
-    except (OSError, RuntimeError) as error:  # no home folder, no room, or a file that cannot be loaded
-        raise CompileError(f"the compiled norm layers cannot be kept or loaded ({error}); set XDG_CACHE_HOME") from None
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "adab2n"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"cpu_passes-{key}.so"
+    if not path.exists():
+        _compile(command, path)
+    return ctypes.CDLL(str(path))
 
 
 def _processor() -> str:
@@ -75,7 +68,7 @@ def _compile(command: list[str], path: Path) -> None:
         output = Path(folder) / path.name
         done = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise CompileError(f"{command[0]} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+            raise RuntimeError(f"{command[0]} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
         output.replace(path)
 
 
@@ -99,7 +92,7 @@ def _sizes(a: Tensor) -> tuple[int, int, int]:
 
 def _doubles(count: int) -> Tensor:
     """Return so many doubles of working memory."""
-    return scratch(torch.float64, torch.device("cpu"), count)
+    return torch.empty(count, dtype=torch.float64)
 
 
 class CPasses(TensorPasses):

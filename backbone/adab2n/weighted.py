@@ -20,8 +20,6 @@ what comes through mu, and the centre of sigma2.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
@@ -29,8 +27,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-CHUNK = 2**21  # elements of an intermediate result: 8 MB of float32, within the last cache of most CPUs
 
 
 class SampleWeights(NamedTuple):
@@ -207,9 +203,7 @@ def fused(
     for tensor in (gamma, beta, weights):
         if tensor.dtype != compute_dtype(a):
             raise TypeError(f"activations of {a.dtype} need scale, shift and weights of {compute_dtype(a)}")
-    out, mu, sigma2, *running = _WeightedBatchNorm.apply(
-        a.contiguous(), weights, gamma, beta, by.running, by.same_group, eps, by.balanced_affine, passes
-    )
+    out, mu, sigma2, *running = _WeightedBatchNorm.apply(a.contiguous(), weights, gamma, beta, by, eps, passes)
     return Normalized(out, mu, sigma2, *(running or (mu, sigma2)))
 
 
@@ -221,26 +215,24 @@ class _WeightedBatchNorm(torch.autograd.Function):
         weights: Tensor,
         gamma: Tensor,
         beta: Tensor,
-        running_weights: Tensor | None,
-        same_group: Tensor | None,
+        by: SampleWeights,
         eps: float,
-        balanced_affine: bool,
         passes: type[TensorPasses],
     ) -> tuple[Tensor, ...]:
-        moments_of_samples = passes.moments(a, exact=same_group is not None)
+        moments_of_samples = passes.moments(a, exact=by.same_group is not None)
         area = a.numel() // (a.shape[0] * a.shape[1])
-        moments = Moments(*moments_of_samples, weights.contiguous(), same_group, area)
+        moments = Moments(*moments_of_samples, weights.contiguous(), by.same_group, area)
         stats = passes.statistics(moments, gamma, beta, eps)
         out = passes.scale_and_shift(a, stats.scale, stats.shift)
         # What is kept must not be an output, or the two would keep each other alive.
         mu, sigma2 = stats.mu.detach(), stats.sigma2.detach()
         ctx.save_for_backward(a)
-        ctx.moments, ctx.stats, ctx.passes, ctx.balanced_affine = moments, stats, passes, balanced_affine
+        ctx.moments, ctx.stats, ctx.passes, ctx.balanced_affine = moments, stats, passes, by.balanced_affine
         ctx.set_materialize_grads(False)
-        if running_weights is None:
+        if by.running is None:
             return out, mu, sigma2
-        running_mu, second, _ = moments._replace(same_group=None).weigh(running_weights)
-        running = running_mu, torch.mv(second.t(), running_weights) / area
+        running_mu, second, _ = moments._replace(same_group=None).weigh(by.running)
+        running = running_mu, torch.mv(second.t(), by.running) / area
         ctx.mark_non_differentiable(*running)
         return out, mu, sigma2, *running
 
@@ -259,7 +251,7 @@ class _WeightedBatchNorm(torch.autograd.Function):
         parts = ctx.passes.coefficients(Gradients(sums[0], sums[1], g_mu, g_sigma2), moments, stats)
         d_a = ctx.passes.input_gradient(g, a, stats.scale, parts.slope, parts.offset)
         d_gamma = affine_sums[1] * stats.inverse if ctx.balanced_affine else parts.d_gamma
-        return d_a, parts.d_weights, d_gamma, affine_sums[0], None, None, None, None, None
+        return d_a, parts.d_weights, d_gamma, affine_sums[0], None, None, None
 
 
 # --- the passes as tensor operations ----------------------------------------------------------------------------------
@@ -283,17 +275,12 @@ class TensorPasses:
         """
         flat = _flatten_space(a)
         guess = flat[0].mean(1)
-
-        def shifted_moments(x: Tensor) -> tuple[Tensor, ...]:
-            shifted = torch.sub(x, guess.unsqueeze(1), out=_scratch_like(x))
-            distance = shifted.mean(2)
-            if exact:
-                shifted.sub_(distance.unsqueeze(2))
-            squares = torch.linalg.vector_norm(shifted, dim=2).square_()
-            return distance, squares if exact else squares.addcmul_(distance, distance, value=-x.shape[2])
-
-        distance, squares = _apply_in_chunks(shifted_moments, flat)
-        return guess, distance, squares
+        shifted = flat - guess.unsqueeze(1)
+        distance = shifted.mean(2)
+        if exact:
+            shifted.sub_(distance.unsqueeze(2))
+        squares = torch.linalg.vector_norm(shifted, dim=2).square_()
+        return guess, distance, squares if exact else squares.addcmul_(distance, distance, value=-flat.shape[2])
 
     @staticmethod
     def statistics(moments: Moments, gamma: Tensor, beta: Tensor, eps: float) -> Statistics:
@@ -334,12 +321,8 @@ class TensorPasses:
     @staticmethod
     def gradient_sums(g: Tensor, a: Tensor, mu: Tensor, *, per_sample: bool) -> tuple[Tensor, Tensor]:
         """Return sums of g and of g (a - mu): over space, (N, C), if asked per sample; else also over samples, (C,)."""
-        center = mu.unsqueeze(1)
-
-        def sums(g: Tensor, a: Tensor) -> tuple[Tensor, ...]:
-            return g.sum(2), torch.sub(a, center, out=_scratch_like(a)).mul_(g).sum(2)
-
-        total, products = _apply_in_chunks(sums, _flatten_space(g), _flatten_space(a))
+        g, a = _flatten_space(g), _flatten_space(a)
+        total, products = g.sum(2), (a - mu.unsqueeze(1)).mul_(g).sum(2)
         return (total, products) if per_sample else (total.sum(0), products.sum(0))
 
     @staticmethod
@@ -355,28 +338,3 @@ def _flatten_space(a: Tensor) -> Tensor:
     """Return a (N, C, positions) view in the type of the computation."""
     a = a.to(compute_dtype(a))
     return a.view(a.shape[0], a.shape[1], -1)
-
-
-def _apply_in_chunks(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Apply `function` to a few samples at a time, about CHUNK elements, and concatenate its results."""
-    samples = max(1, CHUNK // tensors[0].stride(0))
-    if samples >= len(tensors[0]):
-        return function(*tensors)
-    parts = [function(*chunk) for chunk in zip(*(tensor.split(samples) for tensor in tensors), strict=True)]
-    return tuple(torch.cat(results) for results in zip(*parts, strict=True))
-
-
-_working_memory = threading.local()
-
-
-def scratch(dtype: torch.dtype, device: torch.device, size: int) -> Tensor:
-    """Return working memory, the same every time: fresh memory would be cold in the cache."""
-    spaces: dict[str, Tensor] = vars(_working_memory)
-    key = f"{dtype} {device}"
-    if key not in spaces or len(spaces[key]) < size:
-        spaces[key] = torch.empty(size, dtype=dtype, device=device)
-    return spaces[key]
-
-
-def _scratch_like(like: Tensor) -> Tensor:
-    return scratch(like.dtype, like.device, max(like.numel(), CHUNK))[: like.numel()].view(like.shape)

@@ -328,16 +328,6 @@ def test_input_that_is_not_contiguous(primitive, within, make):
     assert_within(found, with_gradients(reference, a.contiguous(), weights, same_group, g), 1e-5)
 
 
-@both_variances
-def test_activation_larger_than_the_cache(within):
-    """2.6 million elements, which are worked on in pieces."""
-    a, g = (drawn_float32(5, 8, 256, 256) + shift for shift in (0.5, 1.0))
-    weights, same_group = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
-    for fast in FAST:
-        found = with_gradients(fast, a, weights, same_group, g)
-        assert_within(found, with_gradients(reference, a, weights, same_group, g), 1e-5)
-
-
 def test_scale_of_another_type_is_refused():
     """The passes in C would read its bytes as something else."""
     with pytest.raises(TypeError, match="scale"):

@@ -33,30 +33,24 @@ class Torchvision(Network):
         return self.trunk(x.expand(-1, 3, -1, -1)).flatten(1), ()  # grey images become colour images
 
 
-class SizeRecorder(nn.Module):
-    """Stands in for a norm layer and records the size of its input."""
-
-    def __init__(self, channels: int):
-        super().__init__()
-        self.channels = channels
-        self.size: tuple[int, ...] = ()
-
-    def forward(self, a: torch.Tensor) -> torch.Tensor:
-        if a.dim() != 4 or a.shape[1] != self.channels:
-            raise ValueError(f"it normalizes {tuple(a.shape)}, not maps of {self.channels} channels")
-        self.size = tuple(a.shape[2:])
-        return a
-
-
 def map_sizes(arch: str, image_shape: tuple[int, int, int]) -> list[tuple[int, ...]]:
     """Return the map size at every norm layer, in order of construction. Raises for a network that is not suitable."""
-    recorders: list[SizeRecorder] = []
+    sizes: list[tuple[int, ...]] = []
 
-    def record(channels: int) -> SizeRecorder:
-        recorders.append(SizeRecorder(channels))
-        return recorders[-1]
+    def recorder(channels: int) -> nn.Module:
+        """Return a layer that stands in for a norm and records the size of its input."""
+        number, layer = len(sizes), nn.Identity()
+        sizes.append(())
 
-    net, _ = build_trunk(arch, record)
+        def record(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            if inputs[0].dim() != 4 or inputs[0].shape[1] != channels:
+                raise ValueError(f"it normalizes {tuple(inputs[0].shape)}, not maps of {channels} channels")
+            sizes[number] = tuple(inputs[0].shape[2:])
+
+        layer.register_forward_pre_hook(record)
+        return layer
+
+    net, _ = build_trunk(arch, recorder)
     if foreign := [type(layer).__name__ for layer in net.modules() if isinstance(layer, FOREIGN_NORMS)]:
         raise unsuitable(arch, f"it has {foreign[0]} layers besides")
     try:
@@ -65,7 +59,7 @@ def map_sizes(arch: str, image_shape: tuple[int, int, int]) -> list[tuple[int, .
     except (ValueError, RuntimeError, AssertionError) as error:
         size = "x".join(map(str, image_shape))
         raise unsuitable(arch, f"with images of {size}: {' '.join(str(error).split())[:200]}") from error
-    return [recorder.size for recorder in recorders]
+    return sizes
 
 
 def build_trunk(arch: str, norm_layer: Callable[[int], nn.Module]) -> tuple[nn.Module, int]:

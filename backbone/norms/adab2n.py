@@ -81,7 +81,9 @@ class AdaptiveBalance(BatchNormFamily):
         norm_impl: str,
     ):
         super().__init__(norm_impl=norm_impl)
-        self.kappa, self.base_eta, self.eta_start = kappa, eta, eta_start
+        self.first_eta, self.eta_factor = eta**kappa, (1 - eta) ** kappa
+        if eta_start == "eta1":
+            self.first_eta /= self.first_eta + self.eta_factor
         self.balance_groups, self.absent_tasks, self.variance = balance_groups, absent_tasks, variance
         self.lambd, self.first_task, self.penalty_steps, self.penalty_norm = lambd, ada_t0, penalty_steps, penalty_norm
         self.running_var_start = float(running_var_start)
@@ -131,12 +133,6 @@ class AdaptiveBalance(BatchNormFamily):
 
     # --- the algorithm, for all layers at once --------------------------------------------------------------------
 
-    def counters(self) -> dict[str, Tensor]:
-        eta = torch.tensor(self.base_eta**self.kappa, dtype=torch.float64)
-        if self.eta_start == "eta1":
-            eta = eta / (eta + (1 - self.base_eta) ** self.kappa)
-        return super().counters() | {"eta": eta}
-
     def momentum(self, layer: FamilyBatchNorm) -> Tensor:
         return layer.eta
 
@@ -158,7 +154,7 @@ class AdaptiveBalance(BatchNormFamily):
         self, layers: Sequence[FamilyBatchNorm], batch: list[Tensor], running: list[Tensor], penalized: bool
     ) -> Tensor | None:
         etas = [layer.eta for layer in layers]  # the recurrence of Eq. 17 in place
-        torch._foreach_div_(etas, torch._foreach_add(etas, (1 - self.base_eta) ** self.kappa))
+        torch._foreach_div_(etas, torch._foreach_add(etas, self.eta_factor))
         if not penalized:
             return None
         if torch.compiler.is_compiling():  # a compiler fuses these small sums into the statistics

@@ -45,6 +45,7 @@ class BatchNormFamily(SharedNormState):
 
     unbiased_running_var = False
     running_var_start = 1.0
+    first_eta: float | None = None  # momentum of the first batch, for members whose layers have the buffer `eta`
     dtype_anchor: Tensor
 
     def __init__(self, *, norm_impl: str):
@@ -69,10 +70,6 @@ class BatchNormFamily(SharedNormState):
             print(f"note: {reason}; norm layers use tensor operations: same numbers, slower", file=sys.stderr)
 
     # --- what a member decides ------------------------------------------------------------------------------------
-
-    def counters(self) -> dict[str, Tensor]:
-        """Return the buffers with which a layer counts its batches, as they are before the first one."""
-        return {"num_batches_tracked": torch.zeros((), dtype=torch.int64)}
 
     def momentum(self, layer: FamilyBatchNorm) -> float | Tensor:
         """Return the momentum of the layer's next running update; a tensor where it changes with every batch."""
@@ -134,7 +131,7 @@ def balanced_weights(groups: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class FamilyBatchNorm(nn.Module):
-    """One layer of a network: scale, shift, running statistics and the counters of their momentum."""
+    """One layer of a network: scale, shift, running statistics and what their momentum depends on."""
 
     shared: BatchNormFamily
     running_mean: Tensor
@@ -148,20 +145,19 @@ class FamilyBatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.full((channels,), shared.running_var_start))
-        counters = shared.counters()
-        self.counter_names = tuple(counters)
-        for name, counter in counters.items():
-            self.register_buffer(name, counter)
+        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
+        if shared.first_eta is not None:
+            self.register_buffer("eta", torch.tensor(shared.first_eta, dtype=torch.float64))
         self.number = shared.n_layers
         shared.n_layers += 1
         object.__setattr__(self, "shared", shared)  # a reference, not a submodule: the network owns it once
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> FamilyBatchNorm:
-        """Counters keep their type, whatever the type of the network: a rounded momentum would go astray."""
-        exact = {name: getattr(self, name) for name in self.counter_names}
+        """Keep eta in float64, whatever the type of the network: a rounded momentum would go astray."""
+        exact = self._buffers.get("eta")
         super()._apply(fn, recurse)
-        for name, counter in exact.items():
-            setattr(self, name, counter.to(self.running_mean.device))
+        if exact is not None:
+            self.eta = exact.to(self.running_mean.device)
         return self
 
     def forward(self, a: Tensor) -> Tensor:

@@ -228,21 +228,6 @@ def test_the_penalty_has_a_gradient_to_psi(impl):
     assert shared.psi[0].grad.item() == pytest.approx(-expected, abs=1e-12)
 
 
-def test_psi_starts_at_zero_for_every_layer_and_grows_with_tasks():
-    shared, _ = ada_layers(2, 3, 4, tasks=0)
-    for seen in range(1, 4):
-        [new] = shared.begin_task(n_classes=2 * seen)
-        assert len(shared.psi) == seen
-        assert new is shared.psi[-1]
-        assert torch.equal(new.detach(), torch.zeros(3, dtype=torch.float64))
-
-
-def test_adab2n_refuses_a_single_value_per_channel():
-    shared, [layer] = ada_layers(4)
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        run_forward(shared, [layer], [torch.zeros(1, 4, 1, 1, dtype=torch.float64)])
-
-
 def test_a_layer_trains_once_in_a_forward_and_never_outside_of_one():
     shared, [layer] = ada_layers(4)
     [x] = random_inputs(1, (2, 4, 2, 2))

@@ -170,7 +170,7 @@ def test_without_tasks_they_are_batch_norm(norm, impl, shape):
     assert_close(layer.running_var, expected)
 
 
-@each_norm
+@pytest.mark.parametrize("norm", [*NORMS, "adab2n"])
 def test_a_single_value_per_channel_is_refused(norm):
     shared, [layer] = made(norm)
     with pytest.raises(ValueError, match="more than 1 value per channel"):

@@ -103,24 +103,3 @@ def test_only_updates_count():
     other.load_state_dict(layer.state_dict())
     for each in (layer, other):
         assert corrections_after(each, 0) == pytest.approx((1.5, 1.25), abs=1e-12)
-
-
-# --- shapes -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", [(7, 3), (7, 3, 2, 5)])
-def test_every_channel_has_corrections_of_its_own(shape):
-    draw = torch.Generator().manual_seed(1)
-    x = torch.randn(shape, dtype=torch.float64, generator=draw) * 3 + 1
-    layer = norm_factory("brn", brn_warmup=0)(3, spatial=shape[2:]).double()
-    layer.running_mean.copy_(torch.tensor([0.0, 1.0, 40.0]))
-    layer.running_var.copy_(torch.tensor([0.04, 9.0, 4.0]))
-    expected = torch.empty_like(x)
-    for channel in range(3):
-        values = x[:, channel]
-        sigma = (layer.running_var[channel] + EPS).sqrt()
-        sigma_b = (values.var(correction=0) + EPS).sqrt()
-        r = min(max(sigma_b / sigma, 1 / 3), 3.0)
-        d = min(max((values.mean() - layer.running_mean[channel]) / sigma, -5.0), 5.0)
-        expected[:, channel] = (values - values.mean()) / sigma_b * r + d
-    assert_close(layer(x), expected)

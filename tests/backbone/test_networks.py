@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from backbone.mlp import MLP
 from backbone.norms import norm_factory
 from backbone.resnet18 import ResNet18
 from tests.helpers import CPU, make_spec, run_config
@@ -76,19 +75,6 @@ def test_norms_are_built_for_the_size_they_see(size):
     assert net(torch.randn(2, 3, *size)).shape == (2, 10)
     assert [seen[layer] for layer in factory.layers] == factory.asked
     assert [channels for channels, _ in factory.asked] == [4] * 5 + [8] * 5 + [16] * 5 + [32] * 5
-
-
-def test_mlp_shapes_and_parameters():
-    factory = RecordingFactory()
-    net = MLP((1, 28, 28), 10, factory, hidden=128)
-    output = net.output(torch.randn(5, 1, 28, 28))
-    assert output.logits.shape == (5, 10)
-    assert output.embedding.shape == (5, 128)
-    assert output.features == ()
-    assert net.n_feature_maps == 0
-    assert factory.asked == [(128, ())] * 2
-    linear = (784 * 128 + 128) + (128 * 128 + 128) + (128 * 10 + 10)
-    assert sum(p.numel() for p in net.parameters()) == linear + 2 * 2 * 128
 
 
 def linear_weights(net: nn.Module) -> list[torch.Tensor]:

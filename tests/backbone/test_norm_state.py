@@ -131,32 +131,6 @@ def test_a_layer_that_does_not_run_keeps_its_state(norm):
     assert (net.norm1.num_batches_tracked, net.norm2.num_batches_tracked) == (2, 1)
 
 
-def test_a_layer_that_starts_late_starts_with_the_first_momentum():
-    """Its own first batch counts as its first, however many the others have seen."""
-    net = TwoWays(norm_factory("adab2n", kappa=0.0)).double().train()
-    x = torch.randn(6, 3, 4, 4, dtype=torch.float64) + 5
-    net.skips = True
-    for _ in range(9):
-        net.output(x)
-    net.skips = False
-    output = net.output(x)
-    torch.testing.assert_close(net.norm2.running_mean, output.norms.means[1].detach(), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("norm", ALL_NORMS)
-def test_frozen_layers_are_left_alone(norm):
-    """A layer without gradients keeps its affine; one in eval mode keeps its statistics too."""
-    method, stream = started(norm)
-    train(method, stream, [0])
-    frozen = method.net.norm1.requires_grad_(False).eval()
-    before = {name: tensor.clone() for name, tensor in frozen.state_dict().items()}
-    for number, batch in enumerate(stream.batches(0, 1, 0)):
-        method.net.train()
-        frozen.eval()
-        method.step(batch, StepIndex(0, 3 + number))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in frozen.state_dict().items())
-
-
 # --- counters ----------------------------------------------------------------------------------------------------
 
 
@@ -193,27 +167,6 @@ def test_the_state_of_a_network_is_its_state_dict():
 
 
 # --- half precision and compilers --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("norm", OTHERS)
-@pytest.mark.parametrize("tasks", [1, 2])
-def test_other_norms_under_autocast(norm, tasks):
-    """bfloat16 activations: statistics are of float32, as without autocast, and the output is of bfloat16."""
-    x = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0)).bfloat16() + 1
-    outs, states = [], []
-    for half in (False, True):
-        factory = norm_factory(norm, **({"brn_warmup": 0} if norm == "brn" else {}))
-        layer = factory(3, spatial=(4, 4))
-        for _ in range(tasks):
-            factory.shared.begin_task(n_classes=2)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-            out = layer(x if half else x.float())
-        assert out.dtype == (torch.bfloat16 if half else torch.float32)
-        outs.append(out.float())
-        states.append(layer.state_dict())
-    torch.testing.assert_close(outs[1], outs[0], rtol=2**-8, atol=2**-8)
-    for name, tensor in states[0].items():
-        torch.testing.assert_close(states[1][name], tensor, rtol=0, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("norm", ["bn", "cn", "gn", *FAMILY, *OTHERS])

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from backbone.norms import norm_factory
 from tests.backbone.twins import assert_same_outputs_and_gradients
@@ -13,7 +12,6 @@ from utils.errors import UsageError
 
 EPS = 1e-5
 N, C, H, W = SHAPE = 4, 3, 2, 5
-PARAMETERS = ("weight", "bias", "mean_weights", "var_weights")
 
 
 def a_layer() -> nn.Module:
@@ -92,23 +90,6 @@ def test_with_all_weight_on_one_it_is_that_one(number, make_twin):
     for x in steps:
         assert_same_outputs_and_gradients(layer, twin, x)
     assert_close(layer.eval()(unseen), twin.eval()(unseen))
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_gradients(training):
-    layer = with_random_parameters().train(training)
-    parameters = [getattr(layer, name).detach().clone().requires_grad_() for name in PARAMETERS]
-
-    def forward(x, *values):
-        # Statistics that a call moves are not part of the function.
-        state = dict(zip(PARAMETERS, values, strict=True)) | {
-            "running_mean": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64),
-            "running_var": torch.tensor([2.0, 0.5, 1.0], dtype=torch.float64),
-        }
-        return functional_call(layer, state, (x,))
-
-    [x] = inputs(shape=(3, C, 2, 2))
-    assert torch.autograd.gradcheck(forward, (x.requires_grad_(), *parameters))
 
 
 @pytest.mark.parametrize("spatial", [(), (1, 1)])

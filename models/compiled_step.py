@@ -1,12 +1,8 @@
 """`--compile`: forward pass, loss and backward pass of a step as one graph of `torch.compile`, on CUDA as CUDA graphs.
 
-Draws, augmentation, groups of samples, the optimizer and the buffer stay outside the graph. Numbers that change during
-a run enter it as tensors, so that one graph serves the whole run, or one the first task and one all later tasks. Only
-`--current_share 1/T`, whose draws change size with every task, and `bn_frozen`, whose layers know the number of tasks,
-need a graph for every task.
-
-Steps with smaller batches (the first of a run, the last of an epoch) run uncompiled: a graph for each of their sizes
-would cost more than it saves.
+Numbers that change during a run enter the graph as tensors, so that one graph serves the first task and one all later
+tasks; only `--current_share 1/T` and `bn_frozen` need one for every task. Steps with smaller batches (the first of a
+run, the last of an epoch) run uncompiled: a graph for each of their sizes would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -51,30 +47,20 @@ class CompiledStep:
     def compute(
         self, batches: dict[str, Batch], groups: Groups, index: StepIndex, penalty_weight: float | None
     ) -> Computed:
-        """Return outputs, loss terms and loss; the network's buffers are unchanged.
-
-        Outputs and terms are detached, since each would add a path to the backward graph. Outputs have no feature maps,
-        which only LiDER uses.
-        """
+        """Return outputs and loss terms, detached and without feature maps, and the loss. Buffers are unchanged."""
         torch.compiler.cudagraph_mark_step_begin()
-        if self.tasks_begun != self.method.tasks_begun:
-            self._list_buffers()
+        if self.tasks_begun != self.method.tasks_begun:  # a new task may have added buffers
+            self.tasks_begun = self.method.tasks_begun
+            # Buffers without dimensions get one: torch traces them as Python numbers on CPUs first, and then again.
+            self.buffers = {name: torch.atleast_1d(buffer) for name, buffer in self.method.net.named_buffers()}
+            for buffer in self.buffers.values():
+                torch._dynamo.mark_static_address(buffer)
         stripped = {name: replace(batch, **WITHOUT_HOST_ARRAYS) for name, batch in batches.items()}
         stage = StepIndex(task=min(index.task, 1), step=0)  # with other numbers, every task would need a graph
         weight = penalty_weight and torch.full((1,), penalty_weight, dtype=self.dtype, device=self.device)
         with self.method.net.norms.stacked_for_compile():
             outputs, terms, loss, self.new_buffers = self.graph(stripped, groups, stage, weight, self.buffers)
         return outputs, terms, loss
-
-    def _list_buffers(self) -> None:
-        """List the buffers again: a new task may have added some. They stay at their address, where graphs read them.
-
-        Buffers without dimensions get one, since torch traces them as Python numbers on CPUs first, and then again.
-        """
-        self.tasks_begun = self.method.tasks_begun
-        self.buffers = {name: torch.atleast_1d(buffer) for name, buffer in self.method.net.named_buffers()}
-        for buffer in self.buffers.values():
-            torch._dynamo.mark_static_address(buffer)
 
     @torch.no_grad()
     def commit_buffers(self) -> None:

@@ -45,20 +45,9 @@ class EwcOnline(Method):
 
     def end_task(self, task: int, stream: Stream) -> None:
         parameters = {name: parameter for name, parameter in self.net.named_parameters() if parameter.requires_grad}
-        importance = self._task_importance(parameters, task, stream)
-        for name, past in self.importance.items():
-            if name in importance:
-                importance[name] = importance[name] + self.config.gamma * past
-        self.importance = importance
-        self.anchor = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-
-    def _task_importance(
-        self, parameters: dict[str, torch.nn.Parameter], task: int, stream: Stream
-    ) -> dict[str, torch.Tensor]:
-        """Return F_t, one sample at a time: the mean of squares needs the gradient of every sample."""
         sums, count = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}, 0
         self.net.eval()
-        for batch in stream.in_order(task, 1):
+        for batch in stream.in_order(task, 1):  # the mean of squares needs the gradient of every sample
             logits = self.net(self.augment.normalize(batch.images))
             log_p = F.log_softmax(logits, 1).gather(1, batch.labels[:, None])
             gradients = torch.autograd.grad(log_p.sum(), list(parameters.values()), allow_unused=True)
@@ -67,7 +56,11 @@ class EwcOnline(Method):
                 if gradient is not None:
                     sums[name] += probability * gradient.square()
             count += 1
-        return {name: value / count for name, value in sums.items()}
+        past = self.importance
+        self.importance = {name: value / count for name, value in sums.items()}
+        for name in past.keys() & self.importance.keys():
+            self.importance[name] = self.importance[name] + self.config.gamma * past[name]
+        self.anchor = {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"importance": self.importance, "anchor": self.anchor}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from models.method import Method
+from models.method import BUFFER_OPTIONS, Method
 from utils.config.options import Option, integer, number
 from utils.config.registry import MODELS
 from utils.data.buffer import GreedyBalance
@@ -34,6 +34,7 @@ OPTIONS = (
     Option("minlr", number(0), "smallest learning rate of the fitting", default=5e-4),
     Option("cutmix_alpha", number(0), "alpha of CutMix's beta distribution, 0 for none", default=1.0),
 )
+OPTIMIZER_OPTIONS = ("lr", "lr_milestones", "lr_factor", "lr_restart", "optimizer", "optim_mom", "nesterov")
 
 
 def fitting_rate(epoch: int, largest: float, smallest: float) -> float:
@@ -58,11 +59,7 @@ def cutmix_box(height: int, width: int, share: float, draw: np.random.Generator)
 @MODELS.register("gdumb", help="greedy sampler and dumb learner: a new network fitted to the buffer", options=OPTIONS)
 class Gdumb(Method):
     rebuilds_network = True
-    unused_options = (
-        "minibatch_size", "current_share", "balance_replay", "replay_iters", "buffer_mode", "ring_quota",
-        "replay_forward",
-        "lr", "lr_milestones", "lr_factor", "lr_restart", "optimizer", "optim_mom", "nesterov",
-    )  # fmt: skip
+    unused_options = (*BUFFER_OPTIONS, *OPTIMIZER_OPTIONS)
 
     @classmethod
     def buffer_policy(cls, config: Config, spec: StreamSpec) -> GreedyBalance:

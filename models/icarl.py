@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from models.method import Method
+from models.method import BUFFER_OPTIONS, Method
 from utils.config.registry import MODELS
 from utils.data.buffer import MethodManaged
 from utils.data.stream import Stream, StreamSpec, chunks, concatenated, index_batch
@@ -58,10 +58,8 @@ def select(data: Batch, index: np.ndarray) -> Batch:
 class Icarl(Method):
     needs_own_classes = True
     scores_unseen_classes = False
-    unused_options = (
-        "minibatch_size", "current_share", "balance_replay", "replay_iters", "buffer_mode", "ring_quota",
-        "replay_forward", "eval_statistics",  # the means of exemplars are computed with the running statistics
-    )  # fmt: skip
+    # The means of exemplars are computed with the running statistics.
+    unused_options = (*BUFFER_OPTIONS, "eval_statistics")
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)

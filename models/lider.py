@@ -49,16 +49,11 @@ def pooling_matrix(size: int, bins: int, dtype: torch.dtype, device: torch.devic
     return torch.tensor(inside / inside.sum(1, keepdims=True), dtype=dtype, device=device)
 
 
-def unit_channels(a: torch.Tensor) -> torch.Tensor:
-    a = a.double()
-    return a / (a.norm(dim=1, keepdim=True) + EPS)
-
-
 def coefficients(a: torch.Tensor, b: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
     """Return a coefficient per sample for two feature maps; `start` (N, channels of a) starts the power iteration."""
     if b.shape[1] != a.shape[1]:
         b = torch.einsum("dc,nchw->ndhw", pooling_matrix(b.shape[1], a.shape[1], b.dtype, b.device), b)
-    a, b = unit_channels(a), unit_channels(b)
+    a, b = (x / (x.norm(dim=1, keepdim=True) + EPS) for x in (a.double(), b.double()))
     if a.shape[2] > b.shape[2]:
         rows, columns = (pooling_matrix(a.shape[i], b.shape[i], a.dtype, a.device) for i in (2, 3))
         a = torch.einsum("hi,ncij,wj->nchw", rows, a, columns)
@@ -87,14 +82,12 @@ class Lider(Method):
         targets = torch.zeros(self.net.n_feature_maps, dtype=torch.float64, device=self.augment.scale.device)
         self.targets = nn.Parameter(targets, requires_grad=self.config.lip_targets == "learned")
 
-    def begin_task(self, task: int, stream: Stream) -> None:
-        super().begin_task(task, stream)
-        if task == 0:
-            self._set_targets(stream)
-
     @torch.no_grad()
-    def _set_targets(self, stream: Stream) -> None:
-        """Set the targets to the mean over the first task's training data, in eval mode."""
+    def begin_task(self, task: int, stream: Stream) -> None:
+        """Set the targets, before the first task, to the mean over its training data in eval mode."""
+        super().begin_task(task, stream)
+        if task > 0:
+            return
         sums, count = torch.zeros_like(self.targets), 0
         self.net.eval()
         for turn, batch in enumerate(stream.in_order(0, 64)):

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from models.replay import BatchAssembler
-from models.step_runner import StepRunner, build_optimizer, scheduled_learning_rate
+from models.step_runner import StepRunner
 from utils.data.augment import Augment
 from utils.data.buffer import Buffer, build_policy
 from utils.data.random import generator
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from backbone.network import Network
     from models.compiled_step import CompiledStep
     from utils.config.resolve import Config
+
+
+# Options without effect for methods that draw nothing from the buffer in a step and fill it in their own way.
+DRAW_OPTIONS = ("minibatch_size", "current_share", "balance_replay", "replay_iters", "replay_forward")
+BUFFER_OPTIONS = (*DRAW_OPTIONS, "buffer_mode", "ring_quota")
 
 
 class Method:
@@ -173,11 +178,23 @@ class Method:
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        return build_optimizer(self.config, [list(self.net.parameters()), self.parameters()])
+        config = self.config
+        groups = [{"params": part} for part in (list(self.net.parameters()), self.parameters()) if part]
+        common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.optim_wd}
+        if config.optimizer == "sgd":
+            return torch.optim.SGD(groups, momentum=config.optim_mom, nesterov=config.nesterov, **common)
+        return (torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW)(groups, **common)
 
     def learning_rate(self, task: int, epoch: int) -> float | None:
-        """Return the learning rate of an epoch, None if the stream is not learned from."""
-        return scheduled_learning_rate(self.config, task, epoch)
+        """Return the learning rate of an epoch, None if the stream is not learned from.
+
+        It follows from the position in the run, so resuming needs no state.
+        """
+        config = self.config
+        decays = sum(milestone <= epoch for milestone in config.lr_milestones)
+        if config.lr_restart == "never":
+            decays += task * sum(milestone < config.n_epochs for milestone in config.lr_milestones)
+        return config.lr * config.lr_factor**decays
 
     @classmethod
     def epoch_sizes(cls, config: Config, spec: StreamSpec, train_sizes: Sequence[int]) -> Sequence[int]:

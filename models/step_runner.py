@@ -1,13 +1,12 @@
-"""Forward and backward pass of a training step, plain or compiled, and the optimizer."""
+"""Forward and backward pass of a training step, plain or compiled."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import nn
 
 from models.replay import draw_sizes
 from utils.errors import TOO_FEW_VALUES
@@ -15,28 +14,10 @@ from utils.step import CURRENT, Batch, Output, Step, StepIndex, forwards_of, tot
 
 if TYPE_CHECKING:
     from models.method import Method
-    from utils.config.resolve import Config
 
 T = TypeVar("T")
 Groups = dict[str, torch.Tensor | None]
 Computed = tuple[dict[str, Output], dict[str, torch.Tensor], torch.Tensor]  # outputs, loss terms and their sum
-
-
-def build_optimizer(config: Config, parameters: list[list[nn.Parameter]]) -> torch.optim.Optimizer:
-    """Return the optimizer of `--optimizer`, with a parameter group for each of the lists."""
-    groups = [{"params": group} for group in parameters if group]
-    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.optim_wd}
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, momentum=config.optim_mom, nesterov=config.nesterov, **common)
-    return (torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW)(groups, **common)
-
-
-def scheduled_learning_rate(config: Config, task: int, epoch: int) -> float:
-    """Return the learning rate of an epoch. It follows from the position in the run, so resuming needs no state."""
-    decays = sum(milestone <= epoch for milestone in config.lr_milestones)
-    if config.lr_restart == "never":
-        decays += task * sum(milestone < config.n_epochs for milestone in config.lr_milestones)
-    return config.lr * config.lr_factor**decays
 
 
 class StepRunner:
@@ -92,11 +73,7 @@ class StepRunner:
         return dict(zip(batches, output.split([len(samples) for samples in inputs.values()]), strict=True))
 
     def is_full(self, batches: dict[str, Batch], index: StepIndex) -> bool:
-        """Return whether all batches have their full size; only such steps are compiled.
-
-        The first step of a run is not full, nor an epoch's smaller last batch, nor a draw from a buffer of few samples.
-        The result depends only on the state of the run, so a resumed run compiles the same steps.
-        """
+        """Return whether all batches have their full size; only such steps are compiled, in a resumed run the same."""
         buffer, config = self.method.buffer, self.method.config
         draws = draw_sizes(config, len(self.method.replay_draws_for_step(index)), index.task + 1)
         full_sizes = [config.batch_size, *(size for size in draws if size)]

@@ -60,23 +60,6 @@ def test_learning_rates():
     assert fitting_rate(255, 0.05, 0.0005) < 0.00051
 
 
-@pytest.mark.parametrize("norm", ["bn", "adab2n"])
-def test_the_optimizer_has_these_rates_and_no_momentum(norm, monkeypatch):
-    """For every group of parameters, those that came with a task too."""
-    seen = []
-
-    def look(method, task, epoch):
-        (rate_and_momentum,) = {(group["lr"], group["momentum"]) for group in method.optimizer.param_groups}
-        seen.append(rate_and_momentum)
-
-    monkeypatch.setattr(Gdumb, "_fit_epoch", look)
-    _, method, stream = before_end_of_second_task(norm, fitting_epochs=10)
-    method.end_task(1, stream)
-    rates, momenta = zip(*seen, strict=True)
-    assert rates == pytest.approx(FIRST_RATES, rel=1e-12)
-    assert set(momenta) == {0}
-
-
 # --- CutMix -----------------------------------------------------------------------------------------------------
 
 

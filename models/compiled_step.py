@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from models.step_runner import Computed, Groups
 from utils.errors import UsageError
-from utils.step import Batch, Output, StepIndex
+from utils.step import Batch, Normalization, Output, StepIndex
 
 if TYPE_CHECKING:
     from models.method import Method
@@ -47,7 +47,7 @@ class CompiledStep:
     def compute(
         self, batches: dict[str, Batch], groups: Groups, index: StepIndex, penalty_weight: float | None
     ) -> Computed:
-        """Return outputs and loss terms, detached and without feature maps, and the loss. Buffers are unchanged."""
+        """Return outputs (logits and embedding) and loss terms, detached, and the loss. Buffers are unchanged."""
         torch.compiler.cudagraph_mark_step_begin()
         if self.tasks_begun != self.method.tasks_begun:  # a new task may have added buffers
             self.tasks_begun = self.method.tasks_begun
@@ -101,7 +101,7 @@ def compile_method(method: Method) -> Callable[..., Any]:
         weight = None if penalty_weight is None else penalty_weight.squeeze(0)
         outputs, terms, loss = functional_call(module, buffers, (batches, groups, index, weight), tie_weights=False)
         return (
-            {name: detach(output) for name, output in outputs.items()},
+            {name: Output(o.logits.detach(), o.embedding.detach(), (), Normalization()) for name, o in outputs.items()},
             {name: term.detach() for name, term in terms.items()},
             loss,
             {name.removeprefix("net."): torch.atleast_1d(buffer) for name, buffer in buffers.items()},
@@ -112,18 +112,6 @@ def compile_method(method: Method) -> Callable[..., Any]:
     options: dict[str, Any] = {"fullgraph": True, "dynamic": False, "recompile_limit": MAX_GRAPHS}
     options |= {"mode": "reduce-overhead" if on_cuda else None, "isolate_recompiles": True}
     return torch.compile(run, backend=BACKEND, **options)
-
-
-def detach(output: Output) -> Output:
-    """Return the output without gradients and feature maps."""
-    values: dict[str, Any] = {}
-    for name in ("means", "variances", "sample_weights", "running_weights"):
-        tensors = getattr(output.norms, name)
-        values[name] = tuple(tensor if tensor is None else tensor.detach() for tensor in tensors)
-    for name in ("group_weights", "penalty"):
-        if getattr(output.norms, name) is not None:
-            values[name] = getattr(output.norms, name).detach()
-    return Output(output.logits.detach(), output.embedding.detach(), (), replace(output.norms, **values))
 
 
 def require_compiler(device: torch.device) -> None:

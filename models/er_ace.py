@@ -16,10 +16,7 @@ from utils.step import CURRENT, Batch, Output, StepIndex
 
 
 def masked_classes(labels: torch.Tensor, highest_seen: torch.Tensor, n_classes: int) -> torch.Tensor:
-    """Return a mask (classes,) of the classes that the current batch does not compete with.
-
-    These are the classes below the highest one seen, or all once every class has been seen, except those in the batch.
-    """
+    """Return a mask (classes,) of those below the highest one seen, or of all if all were seen, without the batch's."""
     first_unmasked = torch.where(highest_seen < n_classes - 1, highest_seen, n_classes)
     return (torch.arange(n_classes, device=labels.device) < first_unmasked).index_fill_(0, labels, False)
 

@@ -47,15 +47,7 @@ BUFFER_OPTIONS = (*DRAW_OPTIONS, "buffer_mode", "ring_quota")
 
 
 class Method:
-    """Base class of all methods. Most methods set `draw_names` and override `loss`.
-
-    Example:
-        class Er(Method):
-            draw_names = ("replay",)
-
-            def loss(self, batches, outputs, index):
-                return {name: F.cross_entropy(outputs[name].logits, batch.labels) for name, batch in batches.items()}
-    """
+    """Base class of all methods. Most methods set `draw_names` and override `loss`: see `models/er.py`."""
 
     uses_buffer = True
     stores_logits = False  # the buffer holds the logits of its samples

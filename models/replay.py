@@ -55,12 +55,11 @@ class BatchAssembler:
         slots = {name: self.draw(name, size, index) for name, size in zip(draw_names, sizes, strict=True) if size}
         crops = [self.augment.draw(len(batch), CURRENT, *index.address)]
         crops += [self.augment.draw(len(chosen), f"replay/{name}", *index.address) for name, chosen in slots.items()]
-        on_device = send_together([*crops, *slots.values()], batch.labels.device)
-        crops_on_device, slots_on_device = on_device[: len(crops)], on_device[len(crops) :]
+        on_device = iter(send_together([*crops, *slots.values()], batch.labels.device))
+        crops_on_device = [next(on_device) for _ in crops]
         raw = {CURRENT: batch}
-        for (name, chosen), chosen_on_device in zip(slots.items(), slots_on_device, strict=True):
-            assert self.buffer is not None
-            raw[name] = self.buffer.gather(chosen, chosen_on_device)
+        if self.buffer is not None:
+            raw |= {name: self.buffer.gather(chosen, next(on_device)) for name, chosen in slots.items()}
         return {
             name: replace(samples, inputs=self.augment.apply(samples.images, host, device))
             for (name, samples), host, device in zip(raw.items(), crops, crops_on_device, strict=True)

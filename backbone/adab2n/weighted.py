@@ -103,7 +103,12 @@ def reference(a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: fl
     dtype = a.dtype
     a = a.to(compute_dtype(a))
     space = (1,) * (a.dim() - 2)
-    origin, mean, var = sample_moments(a)
+    # Sample means (N, C) are relative to a (C,) point near them: differences of large means would be lost to rounding.
+    flat = a.reshape(a.shape[0], a.shape[1], -1)
+    origin = flat[0].mean(1).detach()
+    flat = flat - origin.unsqueeze(1)
+    mean = flat.mean(2)
+    var = (flat - mean.unsqueeze(2)).square().mean(2)
     weights = mean.new_full((len(mean),), 1 / len(mean)) if by.weights is None else by.weights
     running = mu, sigma2 = weighted_statistics(origin, mean, var, weights, by.same_group)
     if by.running is not None:
@@ -118,18 +123,6 @@ def reference(a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: fl
     else:
         out = unit * gamma.view(1, -1, *space) + beta.view(1, -1, *space)
     return Normalized(out.to(dtype), mu, sigma2, *running)
-
-
-def sample_moments(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a (C,) point near the channels' means, and per sample the (N, C) mean relative to it and the variance.
-
-    The means are relative because differences of large means would be lost to rounding.
-    """
-    flat = a.reshape(a.shape[0], a.shape[1], -1)
-    origin = flat[0].mean(1).detach()
-    flat = flat - origin.unsqueeze(1)
-    mean = flat.mean(2)
-    return origin, mean, (flat - mean.unsqueeze(2)).square().mean(2)
 
 
 def weighted_statistics(

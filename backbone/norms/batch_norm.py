@@ -10,15 +10,14 @@ MOMENTUM = 0.1
 
 
 class BatchNorm(nn.modules.batchnorm._BatchNorm):
-    """torch's batch norm for vectors and maps. It is no `nn.BatchNorm2d`: other libraries initialize those and fail
-    without affine."""
+    """torch's batch norm, for vectors and maps."""
 
     running_mean: torch.Tensor
     running_var: torch.Tensor
     num_batches_tracked: torch.Tensor
 
-    def __init__(self, channels: int, *, affine: bool = True):
-        super().__init__(channels, eps=EPS, momentum=MOMENTUM, affine=affine)
+    def __init__(self, channels: int):
+        super().__init__(channels, eps=EPS, momentum=MOMENTUM)
 
     def _check_input_dim(self, input: torch.Tensor) -> None: ...
 

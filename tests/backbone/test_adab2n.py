@@ -69,14 +69,14 @@ def test_adab2n_with_one_task_and_ema_is_batch_norm(tasks, impl):
 def etas(count: int, **options) -> list[float]:
     """The momenta of the first batches, read off a running mean that starts at 0 and sees batch means of 1."""
     shared, [layer] = ada_layers(1, **options)
-    found, mean = [], 0.0
+    momenta, mean = [], 0.0
     for _ in range(count):
         announced = layer.eta.item()
         run_forward(shared, [layer], [maps([0.0, 2.0])])
-        found.append((layer.running_mean.item() - mean) / (1 - mean) if mean != 1 else announced)
-        assert found[-1] == pytest.approx(announced, abs=1e-12)
+        momenta.append((layer.running_mean.item() - mean) / (1 - mean) if mean != 1 else announced)
+        assert momenta[-1] == pytest.approx(announced, abs=1e-12)
         mean = layer.running_mean.item()
-    return found
+    return momenta
 
 
 def test_kappa_1_is_an_exponential_average():
@@ -85,11 +85,11 @@ def test_kappa_1_is_an_exponential_average():
 
 def test_kappa_0_is_a_cumulative_average():
     shared, [layer] = ada_layers(1, kappa=0.0)
-    found, batch_means = [], [3.0, -1.0, 8.0, 2.5]
+    momenta, batch_means = [], [3.0, -1.0, 8.0, 2.5]
     for batch_mean in batch_means:
-        found.append(layer.eta.item())
+        momenta.append(layer.eta.item())
         run_forward(shared, [layer], [maps([batch_mean - 1, batch_mean + 1])])
-    assert found == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4], abs=1e-15)
+    assert momenta == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4], abs=1e-15)
     assert layer.running_mean.item() == pytest.approx(3.125, abs=1e-12)
     assert layer.running_var.item() == pytest.approx(1.0, abs=1e-12)
 

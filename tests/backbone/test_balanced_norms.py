@@ -14,18 +14,17 @@ TASKS = np.array([3, 0, 0, 3, 1, 0, 0])  # task 2 is absent
 BALANCED = np.array([1 / 6, 1 / 12, 1 / 12, 1 / 6, 1 / 3, 1 / 12, 1 / 12])
 NORMS = ("bnt", "tbbn", "cma")
 each_impl = pytest.mark.parametrize("impl", NORM_IMPLS)
-each_norm = pytest.mark.parametrize("norm", NORMS)
 
 
 def batches(count: int, shape=SHAPE) -> list[torch.Tensor]:
     """Samples of different means, so that weights matter."""
     draw = torch.Generator().manual_seed(4)
     space = (1,) * (len(shape) - 1)
-    found = []
+    inputs = []
     for _ in range(count):
         centers = 2 * torch.randn(shape[0], *space, dtype=torch.float64, generator=draw)
-        found.append(torch.randn(shape, dtype=torch.float64, generator=draw) + centers)
-    return found
+        inputs.append(torch.randn(shape, dtype=torch.float64, generator=draw) + centers)
+    return inputs
 
 
 def direction_for(x: torch.Tensor) -> torch.Tensor:
@@ -69,8 +68,8 @@ def assert_steps_of_batch_norm(norm, impl, inputs, tasks, momentum=0.1) -> tuple
         [out] = run(shared, [layer], x, tasks)
         expected = twin(x)
         assert_close(out, expected)
-        for found, wanted in zip(gradients_of(out, x, layer), gradients_of(expected, x, twin), strict=True):
-            assert_close(found, wanted)
+        for actual, wanted in zip(gradients_of(out, x, layer), gradients_of(expected, x, twin), strict=True):
+            assert_close(actual, wanted)
     return layer, twin
 
 
@@ -156,7 +155,7 @@ def test_cma_is_batch_norm_with_a_cumulative_average(impl, tasks):
 
 
 @each_impl
-@each_norm
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("shape", [SHAPE, (7, 3, 1, 1), (7, 3)], ids=str)
 def test_without_tasks_they_are_batch_norm(norm, impl, shape):
     """But for the biased running variance of those that know tasks."""

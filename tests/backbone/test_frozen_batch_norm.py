@@ -83,10 +83,10 @@ def test_across_two_tasks_by_hand():
 
 
 def test_a_single_value_is_refused_only_where_it_would_be_the_statistics():
-    one = torch.ones(1, 3, 1, 1, dtype=torch.float64)
+    single = torch.ones(1, 3, 1, 1, dtype=torch.float64)
     with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
-        begun(1).first(one)
-    assert_close(begun(2).first(one), one / (1 + EPS) ** 0.5)
+        begun(1).first(single)
+    assert_close(begun(2).first(single), single / (1 + EPS) ** 0.5)
 
 
 # --- the number of tasks is state ---------------------------------------------------------------------------------

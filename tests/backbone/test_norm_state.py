@@ -185,8 +185,8 @@ def test_steps_of_a_compiled_network_do_not_compile_again(norm):
     compiled = torch.compile(lambda x, tasks: net.output(x, tasks, penalized=True), backend=counted, fullgraph=True)
     counts = []
     for _ in range(5):
-        found, expected = compiled(x, tasks), eager.output(x, tasks, penalized=True)
-        torch.testing.assert_close(found.logits, expected.logits)
+        actual, expected = compiled(x, tasks), eager.output(x, tasks, penalized=True)
+        torch.testing.assert_close(actual.logits, expected.logits)
         counts.append(counted.frame_count)
     assert counts[0] >= 1
     assert set(counts) == {counts[0]}

@@ -216,8 +216,8 @@ def options_of(name: str) -> dict:
     return option_values(NORMS.get("adab2n"), config)
 
 
-def assert_equal(found, expected) -> None:
-    assert_close(found, expected, rtol=1e-10, atol=1e-10)
+def assert_equal(actual, expected) -> None:
+    assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 def assert_evaluates(product, mean, var) -> None:

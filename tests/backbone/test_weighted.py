@@ -197,13 +197,13 @@ def test_bits_of_compiled_passes_do_not_depend_on_the_threads():
             assert torch.equal(value, other[name]), name
 
 
-def assert_within(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bound: float) -> None:
+def assert_within(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bound: float) -> None:
     """Largest difference over largest value."""
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype, name
-        assert found[name].shape == value.shape, name
+        assert actual[name].dtype == value.dtype, name
+        assert actual[name].shape == value.shape, name
         assert value.isfinite().all(), name
-        difference, largest = (found[name] - value).abs().max().item(), value.abs().max().item()
+        difference, largest = (actual[name] - value).abs().max().item(), value.abs().max().item()
         assert difference <= bound * largest, f"{name}: {difference:.3g} of {largest:.3g}"
 
 
@@ -297,12 +297,12 @@ def test_bfloat16_under_autocast(primitive, within):
     a, g = (drawn(5, 3, 6, 6, seed=seed).bfloat16() for seed in (0, 3))
     weights, same_group = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
     expected = with_gradients(primitive, a.float(), weights, same_group, g.float())
-    found = with_gradients(autocast(primitive), a, weights, same_group, g)
-    assert found["out"].dtype == found["a"].dtype == torch.bfloat16
+    actual = with_gradients(autocast(primitive), a, weights, same_group, g)
+    assert actual["out"].dtype == actual["a"].dtype == torch.bfloat16
     for large in ("out", "a"):
-        rounded = {large: found.pop(large).float()}
+        rounded = {large: actual.pop(large).float()}
         assert_within(rounded, {large: expected.pop(large)}, 2**-8)  # half a unit of its eight bits
-    assert_within(found, expected, 1e-5)
+    assert_within(actual, expected, 1e-5)
 
 
 def drawn_float32(*shape: int) -> torch.Tensor:
@@ -324,8 +324,8 @@ def test_input_that_is_not_contiguous(primitive, within, make):
     assert not a.is_contiguous()
     weights, same_group = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
     g = drawn_float32(*a.shape)
-    found = with_gradients(primitive, a, weights, same_group, g)
-    assert_within(found, with_gradients(reference, a.contiguous(), weights, same_group, g), 1e-5)
+    actual = with_gradients(primitive, a, weights, same_group, g)
+    assert_within(actual, with_gradients(reference, a.contiguous(), weights, same_group, g), 1e-5)
 
 
 def test_scale_of_another_type_is_refused():

@@ -130,8 +130,8 @@ def assert_same_state(state, expected) -> None:
         assert state == expected
 
 
-def assert_same(found: dict, expected: dict) -> None:
-    assert [name for name in expected if found[name] != expected[name]] == []
+def assert_same(actual: dict, expected: dict) -> None:
+    assert [name for name in expected if actual[name] != expected[name]] == []
 
 
 def assert_a_cut_off_run_ends_the_same(folder: Path, *words: str, at: tuple[int, ...]) -> dict:
@@ -146,7 +146,7 @@ def assert_a_cut_off_run_ends_the_same(folder: Path, *words: str, at: tuple[int,
         resumed = newest_state(folder / "killed")["cursor"]["step"]
         assert 0 < resumed <= step
     with watched_by(steps := Steps()):
-        found = finished(folder / "killed", *words, resumed=resumed)
+        actual = finished(folder / "killed", *words, resumed=resumed)
     assert steps.done == list(range(resumed, expected["record"]["steps"]))
-    assert_same(found, expected)
+    assert_same(actual, expected)
     return expected

@@ -214,6 +214,3 @@ def test_a_fitting_that_diverges_fails_the_run():
     _, method, stream = before_end_of_second_task("bn", maxlr=1e30, fitting_epochs=4)
     with pytest.raises(RunFailed, match="--maxlr"):
         method.end_task(1, stream)
-
-
-# --- the stream -------------------------------------------------------------------------------------------------

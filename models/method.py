@@ -178,10 +178,7 @@ class Method:
         return (torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW)(groups, **common)
 
     def learning_rate(self, task: int, epoch: int) -> float | None:
-        """Return the learning rate of an epoch, None if the stream is not learned from.
-
-        It follows from the position in the run, so resuming needs no state.
-        """
+        """Return the learning rate of an epoch, from its position alone; None if the stream is not learned from."""
         config = self.config
         decays = sum(milestone <= epoch for milestone in config.lr_milestones)
         if config.lr_restart == "never":

@@ -14,8 +14,6 @@ SHAPE = (6, 3, 2, 4)
 
 
 class TwoNorms(nn.Module):
-    """As a network holds them."""
-
     def __init__(self, **options):
         super().__init__()
         factory = norm_factory("bn_frozen", **options)

@@ -12,12 +12,13 @@ HAS_CUDA = $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-install: $(VENV)/.installed ## create .venv and install what running needs
+install: $(VENV)/.installed ## create .venv with what running needs; its Python can import this checkout from any folder
 install-dev: $(VENV)/.installed-dev ## install what tests need, too
 
 $(VENV)/.installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade-strategy only-if-needed -r requirements.txt
+	@$(PY) -c "import site; print('$(CURDIR)', file=open(site.getsitepackages()[0] + '/checkout.pth', 'w'))"
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed

@@ -18,7 +18,6 @@ from utils.config.parser import as_toml, help_text, listing, parse
 from utils.config.resolve import Config, resolve
 from utils.errors import RunFailed, UsageError
 from utils.files import RunLocked
-from utils.run.signals import Signals
 
 # Errors that a command reports in one line.
 EXIT_CODES: dict[type[Exception], int] = {UsageError: 2, RunFailed: 1, RunLocked: 3, OSError: 2}
@@ -77,17 +76,10 @@ def run(explicit: dict[str, Any]) -> int:
 
 def run_one(config: Config) -> tuple[int, dict[str, Any], Path]:
     """Return the exit code, the record and its path."""
-    from utils.run.build import StreamBuilder
-    from utils.run.code_digest import code_digests
-    from utils.run.execution import train  # imports all code of a run, before its files are read
-    from utils.run.run_folder import RunFolder
+    from utils.run.execution import run_or_reuse
     from utils.tables import run_report
 
-    sources = code_digests(config)
-    with Signals() as signals:
-        data = StreamBuilder(config)
-        folder = RunFolder(config, data.spec, sources)
-        record = folder.reuse_finished_record() or train(config, data, folder, signals)
+    record, folder = run_or_reuse(config)
     if record["status"] == "failed":
         print(f"{record.get('traceback', '')}error: {record['reason']}", file=sys.stderr)
         return 1, record, folder.record_path

@@ -27,6 +27,10 @@ log.propagate = False
 log.addHandler(StderrHandler())
 
 
+def in_notebook() -> bool:
+    return "ipykernel" in sys.modules
+
+
 def begin() -> None:
     """Escape what the encoding of the streams lacks; the first call of a main program."""
     for stream in (sys.stdout, sys.stderr):

@@ -1,14 +1,9 @@
-"""The table of runs on the terminal, its filters and files, and the notebook."""
+"""The table of runs on the terminal, its filters and files."""
 
 import csv
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import runner
 
 from scripts.results import main
 from tests.scripts.records import finish, run_of
@@ -104,41 +99,3 @@ def test_csv_has_the_chosen_runs_in_order_with_all_columns(cells, results, tmp_p
     assert [row["buffer_size"] for row in rows] == ["200", "200", ""]
     assert rows[0]["date"] == "2026-02-03 23:00:00+00:00"
     assert rows[0]["folder"] == str(results / "runs" / rows[0]["run"])
-
-
-# --- the notebook -----------------------------------------------------------------------------------------------------
-
-NOTEBOOK = json.loads((ROOT / "scripts" / "explore.ipynb").read_text())
-CODE = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
-EXECUTE = """
-import json, sys
-names = {}
-for cell in json.loads(sys.stdin.read()):
-    exec(cell, names)
-print(json.dumps({"faa": names["faa"]["mean"].values.tolist(), "count": names["faa"]["count"].values.tolist(),
-                  "losses": names["curve"]["loss"].tolist(), "matrix": names["matrix"].loc[4].tolist()}))
-"""
-
-
-def test_notebook_runs_on_real_runs(tmp_path):
-    run = runner(tmp_path / "results")
-    words = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4", "--debug_mode", "--model", "er"]
-    ended = [run(*words, "--seed", seed) for seed in ("0", "1")]
-    (tmp_path / "scripts").mkdir()  # the notebook's folder is where its code runs
-    done = subprocess.run(
-        [sys.executable, "-c", EXECUTE],
-        input=json.dumps(CODE),
-        cwd=tmp_path / "scripts",
-        env=os.environ | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
-    scores = [each.record["results"]["class_il"]["metrics"]["faa"] for each in ended]
-    best = ended[scores.index(max(scores))]
-    events = [json.loads(line) for line in (best.folder / "metrics.jsonl").read_text().splitlines()]
-    assert printed["faa"] == [[pytest.approx(sum(scores) / 2)]]
-    assert printed["count"] == [[2]]
-    assert printed["losses"] == [event["loss"] for event in events if event["event"] == "log"]
-    assert printed["matrix"] == best.record["results"]["class_il"]["matrix"][4]

@@ -11,6 +11,7 @@ from utils.console import log
 from utils.device import set_up_device
 from utils.errors import RunFailed, UsageError
 from utils.run.build import StreamBuilder, build_method, build_network
+from utils.run.code_digest import code_digests
 from utils.run.observers import build_observers
 from utils.run.records import conditions
 from utils.run.run_folder import RunFolder
@@ -20,6 +21,15 @@ from utils.run.training import Training
 
 if TYPE_CHECKING:
     from backbone.network import Network
+
+
+def run_or_reuse(config: Config) -> tuple[dict[str, Any], RunFolder]:
+    """Return the record of a run and its folder; a run that is not finished is trained first."""
+    sources = code_digests(config)  # all code of a run is imported by now
+    with Signals() as signals:
+        data = StreamBuilder(config)
+        folder = RunFolder(config, data.spec, sources)
+        return folder.reuse_finished_record() or train(config, data, folder, signals), folder
 
 
 def train(config: Config, data: StreamBuilder, folder: RunFolder, signals: Signals) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from models.method import Method
 from utils.config.resolve import Config
-from utils.console import log
+from utils.console import in_notebook, log
 from utils.errors import UsageError
 from utils.files import write_json
 from utils.packages import import_or_usage_error
@@ -73,7 +73,7 @@ class Progress(Observer):
         self.total, self.first, self.done = total_steps, done_steps, done_steps
         self.started = self.printed = time.monotonic()
         if self.has_bar:
-            from tqdm import tqdm
+            from tqdm.auto import tqdm  # a widget in a notebook
 
             self.bar = tqdm(total=total_steps, initial=done_steps, unit="step", dynamic_ncols=True, file=sys.stderr)
 
@@ -290,7 +290,7 @@ def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFol
 
         observers += [PROBES[name](method) for name in config.probe]
     if not config.non_verbose:
-        observers.append(Progress(n_tasks, bar=sys.stderr.isatty()))
+        observers.append(Progress(n_tasks, bar=sys.stderr.isatty() or in_notebook()))
     if config.tensorboard:
         observers.append(TensorBoardRun(folder.path / "tensorboard"))
     if config.wandb_project:

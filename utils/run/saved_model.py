@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from backbone.network import Network
 from models.method import Method
 from utils.config.parser import parse
 from utils.config.registry import DATASETS
@@ -53,8 +54,17 @@ def read_saved(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         if record is None or hashlib.sha256(content).hexdigest() != record.get("model_sha256"):
             raise BadRecord("its record.json does not have the digest of its model.safetensors")
     except (BadRecord, OSError) as error:
-        raise UsageError(f"--eval_only {folder}: not the folder of a run with --save_model: {error}") from None
+        raise UsageError(f"{folder} is not the folder of a run with --save_model: {error}") from None
     return record, load(content)
+
+
+def load_network(folder: Path) -> Network:
+    """Return the trained network of a run with --save_model, in eval mode."""
+    record, tensors = read_saved(folder)
+    config = _config_of(record, {}, folder)
+    net = build_network(config, StreamBuilder(config).spec, set_up_device(config))
+    net.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in STATES})
+    return net.eval()
 
 
 def evaluate_saved(explicit: dict[str, Any]) -> int:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from utils.console import STOPS
+from utils.console import STOPS, in_notebook
 
 
 class Interrupted(KeyboardInterrupt):
@@ -47,6 +47,8 @@ class Signals:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
+            if in_notebook():  # whose process has other work
+                raise Interrupted(number)
             os._exit(128 + number)
         self.received = number
         if not self._is_holding:

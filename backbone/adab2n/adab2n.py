@@ -117,7 +117,7 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
         self.n_returned = 0  # of these, by `new_parameters`
         self.task_weights: Tensor | None = None  # p_t of the last batch
         self.sample_weights: Tensor | None = None  # w_n of the present batch; None: plain batch statistics
-        self.batch_statistics: tuple[Tensor, Tensor] | None = None  # mu and sigma2 of the last training forward pass
+        self.last: dict[str, Tensor] = {}  # mu and sigma2 of the last training forward pass
         _layers.add(self)
 
     def forward(self, a: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
             self.running_mean.lerp_(mu.to(momentum.dtype), momentum)
             self.running_var.lerp_(sigma2.to(momentum.dtype), momentum)
             self.num_batches_tracked.add_(1)
-        self.batch_statistics = mu, sigma2
+        self.last["mu"], self.last["sigma2"] = mu, sigma2
         return out
 
     def penalty(self) -> Tensor:
@@ -149,11 +149,10 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
 
         The running statistics are those after that batch's update, so call it before the next forward pass.
         """
-        if self.batch_statistics is None:
+        if not self.last:
             raise ValueError("there is no penalty before the first forward pass in training mode")
-        mu, sigma2 = self.batch_statistics
-        of_mean = distance_to_running(mu, self.running_mean, self.penalty_norm)
-        return of_mean + distance_to_running(sigma2, self.running_var, self.penalty_norm)
+        of_mean = distance_to_running(self.last["mu"], self.running_mean, self.penalty_norm)
+        return of_mean + distance_to_running(self.last["sigma2"], self.running_var, self.penalty_norm)
 
     def weigh(self, batch: TaskIds) -> None:
         """Set the weights w_n = p_t / N_t of a batch. A task that is new gets psi = 0."""
@@ -182,7 +181,7 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles start without the results of the last forward pass, which belong to its graph."""
-        return self.__dict__ | {"task_weights": None, "sample_weights": None, "batch_statistics": None}
+        return self.__dict__ | {"task_weights": None, "sample_weights": None, "last": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from backbone.adab2n import __version__
 from utils.config.resolve import Config
 from utils.data.stream import StreamSpec
 from utils.packages import version
@@ -117,6 +118,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         **{name: version(name) for name in ("torchvision", "numpy")},
+        "version": __version__,
         "commit": commit(),
     }
 

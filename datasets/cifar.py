@@ -41,9 +41,6 @@ class Cifar(CachedImages):
         per_class = TRAIN_IMAGES // self.n_classes, TEST_IMAGES // self.n_classes
         return np.full(self.n_classes, per_class[0]), np.full(self.n_classes, per_class[1])
 
-    def source(self, config: Config) -> str:
-        return str(Path(config.base_path) / self.torchvision_name)
-
     def names(self, config: Config) -> list[str]:
         return self.class_names.split()
 
@@ -51,7 +48,7 @@ class Cifar(CachedImages):
         return self.content
 
     def files(self, config: Config) -> ImageFiles:
-        files, names = list_images(Path(self.source(config))), self.names(config)
+        files, names = list_images(Path(config.base_path) / self.torchvision_name), self.names(config)
         if files.classes != names:
             wrong = ", ".join(sorted({*files.classes} ^ {*names})[:5])
             raise UsageError(f"{files.root} has other classes than {self.torchvision_name} (missing or extra: {wrong})")
@@ -59,7 +56,7 @@ class Cifar(CachedImages):
         return files
 
     def read(self, config: Config) -> RawData:
-        root = Path(self.source(config))
+        root = Path(config.base_path) / self.torchvision_name
         raw = super().read(config) if (root / "train").is_dir() else self._read_torchvision(root)
         return check_content(raw, self.content, self.torchvision_name, root)
 

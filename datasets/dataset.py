@@ -201,10 +201,6 @@ class Dataset:
         """Return the stream that `spec` describes."""
         raise NotImplementedError
 
-    def source(self, config: Config) -> str:
-        """Return where the images come from, for messages."""
-        return str(config.values().get("base_path", "its own code"))
-
     def stream_labels(self, config: Config, n_classes: int) -> np.ndarray:
         """Return the label in the stream of every original class."""
         return np.arange(n_classes)

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from utils.data.file_stream import Files
 from utils.errors import DataMissing, UsageError
+from utils.files import file_errors
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 # Bump when the same files give other pixels, so that older caches and records are not used for them.
@@ -46,8 +48,9 @@ class ImageFiles:
         for name, label in zip(files.names, files.labels.tolist(), strict=True):
             yield f"{part} {label} ".encode() + name if self.labels_in_digest else name, self.path(name)
 
+    @cached_property
     def stat_digest(self) -> str:
-        """Return a digest of names, sizes and modification times, which takes no reading."""
+        """A digest of names, sizes and modification times, which takes no reading."""
         digest = hashlib.sha256()
         for key, path in (*self.digest_keys("train"), *self.digest_keys("test")):
             stat = path.stat()
@@ -112,10 +115,8 @@ def check_counts(files: ImageFiles, train: int, test: int) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    try:
+    with file_errors("read the image", path, "repair or remove it"):
         return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read the image {path}: {error.strerror}") from error
 
 
 def decode(path: Path, content: bytes, size: int, *, resize: bool) -> np.ndarray:

@@ -41,10 +41,6 @@ class Mnist(Dataset):
     def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         return TRAIN_SIZES, TEST_SIZES
 
-    def source(self, config: Config) -> str:
-        files = _files(Path(config.base_path))
-        return str(files[0].parent if files else config.base_path)
-
     def fingerprint(self, config: Config) -> str:
         return CONTENT
 

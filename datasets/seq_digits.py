@@ -38,9 +38,6 @@ class Digits(Dataset):
         test = -(-IMAGES_PER_DIGIT // TEST_EVERY)
         return IMAGES_PER_DIGIT - test, test
 
-    def source(self, config: Config) -> str:
-        return str(digits_file())
-
     def fingerprint(self, config: Config) -> str:
         return CONTENT
 

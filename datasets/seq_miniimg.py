@@ -102,9 +102,6 @@ class SeqMiniImageNet(CachedImages):
             raw.test_labels.astype(np.int64),
         )
 
-    def source(self, config: Config) -> str:
-        return super().source(config) if _files(Path(config.base_path)) is None else config.base_path
-
     def names(self, config: Config) -> Sequence[str]:
         """Return the names of a tree's classes; the other layouts have indices."""
         return super().names(config) if _files(Path(config.base_path)) is None else [*map(str, range(self.n_classes))]

@@ -47,7 +47,7 @@ def check_data(explicit: dict[str, Any]) -> int:
     per_row = write_sheet(path, [images[label] for label in labels])
     print(
         f"{config.dataset}: {DATASETS.get(config.dataset).help}\n"
-        f"source: {data.dataset.source(config)}\n"
+        f"source: {getattr(config, 'base_path', 'its own code')}\n"
         f"images: {width}x{height} pixels, {channels} channel{'s' if channels > 1 else ''}; "
         f"{n_train.sum()} for training, {n_test.sum()} for {tested}\n"
         f"classes: {spec.n_classes}, {tasks}\n"

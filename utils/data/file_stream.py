@@ -48,10 +48,6 @@ class FileStream(Stream[Files]):
     def to(self, device: torch.device) -> Self:
         return replace(self, device=device)
 
-    @staticmethod
-    def _subtract_from_labels(data: Files, count: int) -> Files:
-        return Files(data.names, data.labels - count)
-
     def batches(self, task: int, epoch: int, first: int, extra: Batch | None = None) -> Iterator[Batch]:
         start, stop = self._train_range(task)
         own = stop - start

@@ -9,26 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 
-class _Key(np.random.SeedSequence):
-    """Hands Philox its key. With `key=`, Philox would first ask the system for entropy, and discard it."""
-
-    def __init__(self, words: np.ndarray):
-        super().__init__(0)
-        self.words = words
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray:
-        return self.words
-
-
 @lru_cache(maxsize=256)
-def _key(seed: int, stream: str) -> _Key:
-    digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=16).digest()
-    return _Key(np.frombuffer(digest, dtype=np.uint64))
+def _key(seed: int, stream: str) -> np.ndarray:
+    return np.frombuffer(hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=16).digest(), dtype=np.uint64)
 
 
 def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
@@ -42,7 +29,7 @@ def generator(seed: int, stream: str, *place: int) -> np.random.Generator:
     counter = np.zeros(4, dtype=np.uint64)
     # The two low words count the draws of one address: 2^128 until they overlap with those of the next.
     counter[2 : 2 + len(place)] = place
-    return np.random.Generator(np.random.Philox(_key(seed, stream), counter=counter))
+    return np.random.Generator(np.random.Philox(key=_key(seed, stream), counter=counter))
 
 
 def torch_seed(seed: int, stream: str) -> int:

@@ -87,18 +87,14 @@ class StreamSpec:
         start = sum(self.task_classes[:task])
         return range(start, start + self.task_classes[task])
 
-    def task_range(self, first: int, stop: int) -> StreamSpec:
-        """Return the facts of tasks `first` to `stop` (exclusive).
-
-        Classes of earlier tasks are dropped, so that labels start at 0. Those of later tasks stay, but are never seen.
-        """
+    def first_tasks(self, count: int) -> StreamSpec:
+        """Return the facts of the first tasks. The classes of later tasks stay, but are never seen."""
         return replace(
             self,
-            n_tasks=stop - first,
-            n_classes=self.n_classes - (0 if self.is_domain else self.classes_of(first).start),
-            train_sizes=self.train_sizes[first:stop],
-            test_sizes=self.test_sizes[first:stop],
-            task_classes=None if self.is_domain else tuple(len(self.classes_of(task)) for task in range(first, stop)),
+            n_tasks=count,
+            train_sizes=self.train_sizes[:count],
+            test_sizes=self.test_sizes[:count],
+            task_classes=None if self.is_domain else tuple(len(self.classes_of(task)) for task in range(count)),
         )
 
 
@@ -145,27 +141,19 @@ class Stream(ABC, Generic[Samples]):
     def to(self, device: torch.device) -> Self:
         """Return the stream with its batches on a device."""
 
-    @staticmethod
-    @abstractmethod
-    def _subtract_from_labels(data: Samples, count: int) -> Samples: ...
-
     @property
     def train_sizes(self) -> list[int]:
         """Number of training samples of each task; of all of them, if tasks are trained as one."""
         sizes = [stop - start for start, stop in self.train_ranges]
         return [sum(sizes)] if self.together else sizes
 
-    def task_range(self, first: int, stop: int) -> Self:
-        """Return the stream of tasks `first` to `stop` (exclusive), as `StreamSpec.task_range` describes it."""
-        spec = self.spec.task_range(first, stop)
-        dropped = self.spec.n_classes - spec.n_classes
+    def first_tasks(self, count: int) -> Self:
+        """Return the stream of the first tasks, as `StreamSpec.first_tasks` describes it."""
         return replace(
             self,
-            spec=spec,
-            train_data=self._subtract_from_labels(self.train_data, dropped),
-            test_data=self._subtract_from_labels(self.test_data, dropped),
-            train_ranges=self.train_ranges[first:stop],
-            test_ranges=self.test_ranges[first:stop],
+            spec=self.spec.first_tasks(count),
+            train_ranges=self.train_ranges[:count],
+            test_ranges=self.test_ranges[:count],
         )
 
     def as_single_task(self) -> Self:
@@ -183,14 +171,6 @@ class TensorStream(Stream[Batch]):
     def to(self, device: torch.device) -> Self:
         train, test = (move_batch(data, device) for data in (self.train_data, self.test_data))
         return replace(self, train_data=train, test_data=test)
-
-    @staticmethod
-    def _subtract_from_labels(data: Batch, count: int) -> Batch:
-        return replace(data, labels=data.labels - count, labels_host=data.labels_host - count)
-
-    def task_range(self, first: int, stop: int) -> Self:
-        transforms = None if self.transforms is None else self.transforms[first:stop]
-        return replace(super().task_range(first, stop), transforms=transforms)
 
     def batches(self, task: int, epoch: int, first: int, extra: Batch | None = None) -> Iterator[Batch]:
         data, mixed = self.task_data(task), False

@@ -48,14 +48,14 @@ class StreamBuilder:
         if self.n_tasks > self.whole.n_tasks:
             raise UsageError(f"--stop_after {self.n_tasks}: {self.whole.name} has {self.whole.n_tasks} tasks")
         is_cut = self.n_tasks < self.whole.n_tasks
-        self.spec = self.whole.task_range(0, self.n_tasks) if is_cut else self.whole
+        self.spec = self.whole.first_tasks(self.n_tasks) if is_cut else self.whole
         check_together(config, self.spec)
 
     def stream(self, device: torch.device) -> Stream:
         with oom_as_usage_error("the data"):
             stream = self.dataset.stream(self.config, self.whole)
             if self.n_tasks < self.whole.n_tasks:
-                stream = stream.task_range(0, self.n_tasks)
+                stream = stream.first_tasks(self.n_tasks)
             if method_class(self.config).joint_training:
                 stream = stream.as_single_task()
             return stream.to(device)

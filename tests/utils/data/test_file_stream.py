@@ -62,7 +62,7 @@ def test_every_batch_is_that_of_a_stream_in_memory(workers):
 
 
 @pytest.mark.parametrize("joined", [None, strangers(0), strangers(1), strangers(30)], ids=["none", "0", "1", "30"])
-@pytest.mark.parametrize("change", [lambda s: s, lambda s: s.as_single_task(), lambda s: s.task_range(1, 3)])
+@pytest.mark.parametrize("change", [lambda s: s, lambda s: s.as_single_task(), lambda s: s.first_tasks(2)])
 def test_joined_merged_and_part(joined, change):
     """Of 30 that join 7, some batches have none of the task's own."""
     mine, theirs = change(stream()), change(MEMORY)
@@ -184,5 +184,5 @@ def test_nothing_of_images_seen_is_kept():
         list(mine.batches(task, 0, 0))
         list(mine.test(task, 4))
     assert vars(mine) == before
-    other = replace(mine, num_workers=2).task_range(0, 2).as_single_task().to(torch.device("cpu"))
+    other = replace(mine, num_workers=2).first_tasks(2).as_single_task().to(torch.device("cpu"))
     assert other.train_data.names is mine.train_data.names

@@ -1,8 +1,6 @@
 """Options of the loop that came later: optimizers, steps instead of epochs, full batches, parts of a stream."""
 
-import numpy as np
 import pytest
-import torch
 
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config, weights_of
 from tests.utils.run.test_training import Notebook
@@ -176,39 +174,7 @@ def test_a_last_batch_that_is_not_full_may_be_left_out(drop_last, sizes):
     assert outcome["steps"] == len(sizes)
 
 
-# --- parts of a stream ------------------------------------------------------------------------------------------------
-
-
-def test_a_part_of_a_stream_is_its_tasks_counted_anew():
-    spec = make_spec(n_tasks=4, n_classes=8, train_sizes=(5, 6, 7, 8), test_sizes=(2, 3, 4, 5))
-    whole = make_stream(spec)
-    part = whole.task_range(1, 3)
-    assert (part.spec.n_tasks, part.spec.n_classes) == (2, 6)  # classes 0 and 1 are gone, 6 and 7 are never seen
-    assert (part.spec.train_sizes, part.spec.test_sizes) == ((6, 7), (3, 4))
-    assert [part.spec.classes_of(task) for task in (0, 1)] == [range(2), range(2, 4)]
-    for task in (0, 1):
-        for of_part, of_whole in (
-            (part.task_data(task), whole.task_data(task + 1)),
-            (next(part.test(task, 99)), next(whole.test(task + 1, 99))),
-        ):
-            assert torch.equal(of_part.images, of_whole.images)
-            assert torch.equal(of_part.labels, of_whole.labels - 2)
-            assert np.array_equal(of_part.labels_host, of_whole.labels_host - 2)
-            assert set(of_part.tasks_host) == {task}
-    together = part.as_single_task().task_data(0)
-    assert torch.equal(together.images, torch.cat([whole.task_data(task).images for task in (1, 2)]))
-
-
-def test_a_part_of_tasks_that_share_their_classes_keeps_them():
-    turned = [lambda images, k=k: torch.rot90(images, k, (2, 3)) for k in range(3)]
-    spec = make_spec("domain", n_tasks=3, n_classes=4)
-    whole = make_stream(spec)
-    whole = type(whole)(**(vars(whole) | {"transforms": tuple(turned)}))
-    part = whole.task_range(1, 3)
-    assert (part.spec.n_tasks, part.spec.n_classes, part.spec.classes_of(1)) == (2, 4, range(4))
-    for task in (0, 1):
-        assert torch.equal(part.task_data(task).images, whole.task_data(task + 1).images)
-        assert torch.equal(part.task_data(task).labels, whole.task_data(task + 1).labels)
+# --- runs that stop early ---------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_stops_early_has_the_first_rows_of_the_whole(run_main):

@@ -8,6 +8,7 @@ and sorted within a class by content, so that every source gives the same run.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from datasets.dataset import Config, RawData
 from datasets.image_cache import CachedImages
 from datasets.image_files import ImageFiles, check_counts, list_images
-from datasets.published import check_content, first_download, first_line
+from datasets.published import check_content, download
 from utils.config.options import Rule
 from utils.data.augment import Crop, Flip
 from utils.errors import UsageError
@@ -71,12 +72,5 @@ class Cifar(CachedImages):
 
         with suppress(OSError, RuntimeError):  # missing or incomplete
             return arrays(download=False)
-        try:
-            with first_download(root):
-                return arrays(download=True)
-        except (OSError, RuntimeError) as error:
-            raise UsageError(
-                f"cannot read or download {self.torchvision_name}: {first_line(error)}; "
-                f"put {reader.base_folder} or {reader.filename} in {root}, or images as train/<class>/* and "
-                f"test/<class>/*; or point --base_path to the folder that holds {self.torchvision_name}/"
-            ) from error
+        advice = f"put {reader.base_folder} or {reader.filename} there, or images as train/<class>/* and test/<class>/*"
+        return download(partial(arrays, download=True), root, f"{advice}; or set --base_path to the folder above")

@@ -51,20 +51,14 @@ def class_counts(words: str) -> tuple[int, ...]:
 
 def class_list(words: str) -> tuple[str, ...]:
     """Option type: a file with one class per line, or the classes separated by commas, as records hold them."""
-    if os.path.isfile(words):
-        try:
-            lines = [line.strip() for line in Path(words).read_text(encoding="utf-8").splitlines() if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise argparse.ArgumentTypeError(f"cannot read {words}: {error}") from None
-    elif "," in words:
-        lines = words.split(",")
-    else:
-        raise argparse.ArgumentTypeError(f"must be a file with one class per line (no file {words[:80]!r})")
-    if with_comma := [line for line in lines if "," in line]:
-        raise argparse.ArgumentTypeError(
-            f"{words[:80]}: {with_comma[0][:80]!r} has a comma; give such classes by their indices"
-        )
-    return tuple(lines)
+    if not os.path.isfile(words):
+        if "," not in words:
+            raise argparse.ArgumentTypeError(f"must be a file with one class per line (no file {words[:80]!r})")
+        return tuple(words.split(","))
+    lines = tuple(line.strip() for line in Path(words).read_text(errors="replace").splitlines() if line.strip())
+    if any("," in line for line in lines):
+        raise argparse.ArgumentTypeError(f"{words[:80]}: a class has a comma; give such classes by their indices")
+    return lines
 
 
 def _check_class_order(config: dict[str, Any], explicit: dict[str, Any]) -> None:
@@ -158,6 +152,7 @@ class Dataset:
         std: Standard deviation of each channel, in [0, 1].
         augmentation: Steps of `utils.data.augment` for training, in order.
         setting: "class" or "domain"; set by the base class.
+        streamed: Whether images are read from files during training; set by the base class.
         given_fingerprint: Used instead of the data's own if set, so that facts can be stated without the data.
     """
 
@@ -168,6 +163,7 @@ class Dataset:
     std: tuple[float, ...]
     augmentation: tuple[Part, ...] = ()
     setting: str
+    streamed = False
     given_fingerprint: str | None = None
     _raw: RawData | None = None  # read for the fingerprint, until the stream is built
 
@@ -244,7 +240,7 @@ class Dataset:
             augmentation=self.augmentation,
             train_sizes=tuple(train_sizes.astype(int).tolist()),
             test_sizes=tuple(test_sizes.astype(int).tolist()),
-            shared_images=self.setting == "domain",
+            streamed=self.streamed,
             fingerprint=self.given_fingerprint or self.fingerprint(config),
         )
 
@@ -331,16 +327,12 @@ def class_indices(words: Sequence[str], names: Sequence[str], dataset: str) -> l
     by_name = {name: index for index, name in enumerate(names)}
     by_index = {str(index): index for index in range(len(names))}
     known = max(by_name, by_index, key=lambda index_of: sum(word in index_of for word in words))
-    for problem, wrong in (
-        ("no class", [word for word in words if word not in known]),
-        ("there more than once", [word for word, count in Counter(words).items() if count > 1]),
-        ("missing", sorted(known.keys() - {*words})),
-    ):
-        if wrong:
-            raise UsageError(
-                f"--class_order: {wrong[0][:80]!r} is {problem}; give all {len(names)} classes of {dataset} by name, "
-                "or all by index from 0"
-            )
+    given, wanted = Counter(words), Counter([*known])
+    if wrong := [*(given - wanted), *(wanted - given)]:
+        raise UsageError(
+            f"--class_order: {wrong[0][:80]!r} is unknown, missing or there more than once; give all {len(names)} "
+            f"classes of {dataset} by name, or all by index from 0"
+        )
     return [known[word] for word in words]
 
 

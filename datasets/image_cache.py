@@ -33,7 +33,6 @@ Content = tuple[str, dict[str, np.ndarray]]  # digest of the image files, and th
 class FromFiles(Dataset):
     """A data set of image files. Subclasses override `files`."""
 
-    holds_images = False  # whether the cache holds the decoded images, or only their digest
     resize = False  # whether images of another size are resized, or refused
     _listed: ImageFiles | None = None
     _arrays: dict[str, np.ndarray] | None = None  # decoded for the fingerprint, until they are read
@@ -64,7 +63,7 @@ class FromFiles(Dataset):
         return f"{digest}-v{DECODING}"
 
     def cache_file(self, config: Config) -> Path:
-        kind = f"{self.image_shape[1]}px" if self.holds_images else "digest"
+        kind = "digest" if self.streamed else f"{self.image_shape[1]}px"
         name = f"{self.name}-{self.listed_files(config).stat_digest}-{kind}-v{DECODING}.safetensors"
         return Path(config.cache_path or config.base_path) / name
 
@@ -92,7 +91,7 @@ class FromFiles(Dataset):
         """Read every file once, for its digest and, unless they are streamed or this is a dry run, its pixels."""
         from tqdm import tqdm
 
-        size = self.image_shape[1] if self.holds_images and not config.dry_run else 0
+        size = 0 if self.streamed or config.dry_run else self.image_shape[1]
         digest, arrays, files = hashlib.sha256(), {}, self.listed_files(config)
         total = len(files.train.names) + len(files.test.names)
         with tqdm(total=total, desc="reading images", unit="img", disable=True if config.non_verbose else None) as bar:
@@ -114,7 +113,6 @@ class FromFiles(Dataset):
 class CachedImages(FromFiles, ClassDataset):
     """A data set of image files that are decoded once and held in memory."""
 
-    holds_images = True
     statistics: tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of the training images, set by `read`
 
     def read(self, config: Config) -> RawData:

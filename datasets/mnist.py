@@ -9,12 +9,13 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from datasets.dataset import Config, Dataset, RawData
-from datasets.published import check_content, first_download, first_line
+from datasets.published import check_content, download
 from utils.errors import DataMissing, UsageError
 from utils.packages import import_or_usage_error
 
@@ -55,14 +56,8 @@ class Mnist(Dataset):
     def _download(self, base_path: Path) -> list[Path]:
         torchvision = import_or_usage_error("torchvision", f"--dataset {self.name}")
         folder = base_path / "MNIST" / "raw"
-        try:
-            with first_download(folder):
-                torchvision.datasets.MNIST(base_path, download=True)
-        except (OSError, RuntimeError) as error:
-            raise DataMissing(
-                f"no MNIST in {base_path}, and it cannot be downloaded: {first_line(error)}; put {', '.join(FILES)} "
-                f"(or these with .gz) into {base_path / 'MNIST'}, or point --base_path to the folder that has them"
-            ) from error
+        advice = f"put {', '.join(FILES)} there, with or without .gz, or point --base_path to the folder that has them"
+        download(partial(torchvision.datasets.MNIST, base_path, download=True), folder, advice)
         return [folder / name for name in FILES]
 
 
@@ -87,7 +82,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             content = file.read(size + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"cannot read {path}: {first_line(error)}; download it again") from error
+        raise UsageError(f"cannot read {path}: {error}; download it again") from error
     if len(content) != size or not content.startswith(header):
         raise UsageError(f"{path} is no idx file of bytes of the shape {shape}, or not whole; download it again")
     return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)

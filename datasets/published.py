@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock
 
 from datasets.dataset import RawData, by_content, content_digest
-from utils.errors import UsageError
+from utils.errors import DataMissing, UsageError
+
+Result = TypeVar("Result")
 
 
 def check_content(raw: RawData, content: str, title: str, source: Path) -> RawData:
@@ -23,21 +25,11 @@ def check_content(raw: RawData, content: str, title: str, source: Path) -> RawDa
     return raw
 
 
-@contextmanager
-def first_download(folder: Path) -> Iterator[None]:
-    """Let one process at a time download into a folder. A failed download leaves no empty folders behind."""
-    created = [parent for parent in (folder, *folder.parents) if not parent.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = folder / ".download.lock"
+def download(load: Callable[[], Result], folder: Path, advice: str) -> Result:
+    """Return what `load` downloads into a folder; runs that start together download once."""
     try:
-        with FileLock(lock):
-            yield
-    finally:
-        lock.unlink(missing_ok=True)
-        with suppress(OSError):  # not empty: the download worked, or another process is downloading
-            for parent in created:
-                parent.rmdir()
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".download.lock"):
+            return load()
+    except (OSError, RuntimeError) as error:
+        raise DataMissing(f"cannot download into {folder} ({' '.join(str(error).split())}); {advice}") from error

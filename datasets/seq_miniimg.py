@@ -71,7 +71,7 @@ class SeqMiniImageNet(CachedImages):
             return super().fingerprint(config)
         digest = hashlib.sha256()
         for path in files:
-            digest.update(f"{path.name} {_digest_of(path)}\n".encode())
+            digest.update(f"{path.name} {_file_digest(path, path.stat().st_mtime_ns)}\n".encode())
         return digest.hexdigest()[:16]
 
     def read(self, config: Config) -> RawData:
@@ -85,15 +85,11 @@ class SeqMiniImageNet(CachedImages):
         ):
             expected = np.arange(self.n_classes).repeat(per_class)
             shape = (len(expected), *self.image_shape[1:], 3)
-            if images.shape != shape or images.dtype != np.uint8:
+            is_fit = images.shape == shape and images.dtype == np.uint8
+            if not is_fit or not np.array_equal(np.sort(labels, axis=0), expected):
                 raise UsageError(
                     f"{config.base_path}: the {part} images are {images.dtype} of shape {images.shape}; Mini-ImageNet "
-                    f"has uint8 of shape {shape}"
-                )
-            if labels.shape != expected.shape or labels.dtype.kind not in "iu" or (np.sort(labels) != expected).any():
-                raise UsageError(
-                    f"{config.base_path}: the {part} labels are not whole numbers, {per_class} of each class from 0 to "
-                    f"{self.n_classes - 1}"
+                    f"has uint8 of shape {shape}, {per_class} for each label from 0 to {self.n_classes - 1}"
                 )
         return RawData(
             raw.train_images.transpose(0, 3, 1, 2),
@@ -128,15 +124,8 @@ def _files(folder: Path) -> list[Path] | None:
     )
 
 
-def _digest_of(path: Path) -> str:
-    try:
-        return _read_digest(path, path.stat().st_mtime_ns)
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-
-
 @cache
-def _read_digest(path: Path, _changed: int) -> str:
+def _file_digest(path: Path, _changed: int) -> str:
     """Read the file once in a process: a sweep asks for the digest for every run."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -146,12 +135,9 @@ def read_arrays(files: list[Path]) -> RawData:
     arrays = []
     for path in files:
         try:
-            array = np.load(path, allow_pickle=False)
+            arrays.append(np.load(path, allow_pickle=False))
         except Exception as error:  # a damaged header can raise almost anything
             raise UsageError(f"{path} is not a readable npy file: {error}") from error
-        if not isinstance(array, np.ndarray):
-            raise UsageError(f"{path} holds an archive instead of one array")
-        arrays.append(array)
     return RawData(*arrays)
 
 
@@ -166,10 +152,12 @@ def read_pickles(files: list[Path]) -> RawData:
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise UsageError(f"{path} does not hold image_data and class_dict: {error!r}") from error
     ordered = [images_of[synset] for synset in sorted(images_of)]
-    if any(len(images) < TRAIN_PER_CLASS + TEST_PER_CLASS for images in ordered):
-        raise UsageError(f"{files[0].parent}: a class has fewer than {TRAIN_PER_CLASS + TEST_PER_CLASS} images")
-    if len(shapes := {images.shape[1:] for images in ordered}) != 1:
-        raise UsageError(f"{files[0].parent}: the classes have images of different shapes, {sorted(shapes)}")
+    shapes = {images.shape for images in ordered}
+    if len(shapes) != 1 or len(ordered[0]) < TRAIN_PER_CLASS + TEST_PER_CLASS:
+        raise UsageError(
+            f"{files[0].parent}: the classes have images of the shapes {sorted(shapes)}; all need the same, with "
+            f"{TRAIN_PER_CLASS + TEST_PER_CLASS} images"
+        )
     return RawData(
         np.concatenate([images[:TRAIN_PER_CLASS] for images in ordered]),
         np.arange(len(ordered)).repeat(TRAIN_PER_CLASS),

@@ -18,7 +18,7 @@ from datasets.image_files import ImageFiles, check_counts, files_by_label, find_
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop, Flip
-from utils.errors import DataMissing, UsageError
+from utils.errors import UsageError
 
 FOLDER = "tiny-imagenet-200"
 CLASSES, ANNOTATIONS = "wnids.txt", "val/val_annotations.txt"
@@ -48,7 +48,7 @@ class SeqTinyImageNet(CachedImages):
     def files(self, config: Config) -> ImageFiles:
         layout = f"{CLASSES}, train/<class>/images/*, val/images/* and {ANNOTATIONS}"
         root = find_root(Path(config.base_path), FOLDER, [CLASSES], layout)
-        classes = _lines(root / CLASSES)
+        classes = (root / CLASSES).read_text().split()
         if len(classes) != self.n_classes or len(set(classes)) != self.n_classes:
             raise UsageError(f"{root / CLASSES} has {len(set(classes))} different classes instead of {self.n_classes}")
         train = [images_in(root / "train" / name / "images") for name in classes]
@@ -58,19 +58,11 @@ class SeqTinyImageNet(CachedImages):
         return files
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        return [line.strip() for line in lines if line.strip()]
-    except FileNotFoundError:
-        raise DataMissing(f"{path} is missing; Tiny-ImageNet is incomplete, download it again") from None
-
-
 def _validation_images(root: Path, classes: list[str]) -> list[list[Path]]:
     """Return the validation images of every class, sorted by file name."""
     images, annotations = {path.name: path for path in images_in(root / "val/images")}, root / ANNOTATIONS
     images_of: dict[str, list[Path]] = {name: [] for name in classes}
-    for number, line in enumerate(_lines(annotations), 1):
+    for number, line in enumerate(annotations.read_text().splitlines(), 1):
         image, name = (*line.split(), "", "")[:2]
         if name not in images_of:
             raise UsageError(f"{annotations}, line {number}: {name!r} is not one of the classes in {CLASSES}")

@@ -8,7 +8,6 @@ are taken from the stored form, not from the original image, so that the stream 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +39,7 @@ DOMAIN_STREAM_OPTIONS = (VALIDATION, *STREAM_OPTIONS)
 class StreamedImages(FromFiles):
     """A data set of image files that are not held in memory. Subclasses override `files`."""
 
+    streamed = True
     image_shape = (3, STORED, STORED)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
     augmentation: tuple[Part, ...] = (RandomResizedCrop(SEEN, STORED), Flip())
@@ -48,9 +48,6 @@ class StreamedImages(FromFiles):
         """Return the names of the files instead of images."""
         files = self.listed_files(config)
         return RawData(files.train.names, files.train.labels, files.test.names, files.test.labels)
-
-    def _spec(self, config: Config, n_classes: int, train_sizes: np.ndarray, test_sizes: np.ndarray) -> StreamSpec:
-        return replace(super()._spec(config, n_classes, train_sizes, test_sizes), shared_images=False, streamed=True)
 
     def _stream(self, config: Config, spec: StreamSpec, train: Split, test: Split, **fields: Any) -> Stream:
         return FileStream(

@@ -129,15 +129,6 @@ def check_content(small, stream):
             assert sorted(image.tobytes() for image in mine) == sorted(image.tobytes() for image in in_files)
 
 
-def test_pixels_and_labels_of_the_extracted_files_arrive(small, monkeypatch):
-    small.write()
-    small.expect_checksums(monkeypatch)
-    stream = small.stream()
-    check_content(small, stream)
-    assert stream.spec.n_tasks == {"seq-cifar10": 5, "seq-cifar100": 20}[small.name]
-    assert stream.spec.image_shape == stream.train_data.images.shape[1:] == (3, 32, 32)
-
-
 def same(one, other):
     return all(
         torch.equal(getattr(getattr(one, part), what), getattr(getattr(other, part), what))
@@ -165,12 +156,11 @@ def test_every_source_of_the_same_images_gives_the_same_stream(small, monkeypatc
     assert capsys.readouterr() == ("", "")
 
 
-def test_failed_download_leaves_nothing_and_says_what_to_put_where(small):
+def test_failed_download_says_what_to_put_where(small):
     with pytest.raises(UsageError, match="no network") as caught:
         small.stream()
     for words in (small.reader.filename, small.reader.base_folder, str(small.folder), "--base_path"):
         assert words in str(caught.value)
-    assert list(small.base_path.iterdir()) == []
 
 
 def test_archive_is_verified_and_extracted(small, monkeypatch):
@@ -181,35 +171,6 @@ def test_archive_is_verified_and_extracted(small, monkeypatch):
     monkeypatch.setattr(small.reader, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
     check_content(small, small.stream())
     assert (small.folder / small.reader.base_folder).is_dir()
-
-
-def test_damaged_file_without_network_names_folder_and_flag(small, monkeypatch):
-    small.write()
-    small.expect_checksums(monkeypatch)
-    victim = small.folder / small.reader.base_folder / small.reader.train_list[-1][0]
-    content = bytearray(victim.read_bytes())
-    content[len(content) // 2] ^= 1
-    victim.write_bytes(content)
-    with pytest.raises(UsageError) as caught:
-        small.stream()
-    assert str(small.folder) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_incomplete_data_are_refused(small, monkeypatch):
-    small.write(drop=1)
-    small.expect_checksums(monkeypatch)
-    with pytest.raises(UsageError, match="are not those of"):
-        small.stream()
-
-
-def test_missing_data_are_one_line_and_exit_code_2(run_main, results, tmp_path):
-    finished = run_main("--model", "sgd", "--dataset", "seq-cifar10", "--base_path", str(tmp_path / "none"))
-    assert finished.code == 2
-    assert finished.stdout == ""
-    (line,) = finished.stderr.splitlines()
-    assert str(tmp_path / "none" / "CIFAR10") in line
-    assert not results.exists()
 
 
 @pytest.mark.parametrize("name", ["seq-cifar10", "seq-cifar100"])

@@ -114,13 +114,6 @@ def test_every_task_has_all_classes_and_all_images():
     assert [spec.classes_of(task) for task in range(N_TASKS)] == [range(N_CLASSES)] * N_TASKS
 
 
-@pytest.mark.parametrize("n_tasks", [1, 2, 7])
-def test_number_of_tasks_need_not_divide_the_classes(n_tasks):
-    stream = stream_of(n_tasks=n_tasks)
-    assert stream.spec.n_tasks == n_tasks
-    assert stream.train_sizes == [60] * n_tasks
-
-
 def test_wrong_number_of_images_is_refused(monkeypatch):
     monkeypatch.setattr(SeqTurned, "class_sizes", lambda self, config: (np.full(3, 21), np.full(3, 5)))
     with pytest.raises(UsageError, match="60 images instead of 63"):

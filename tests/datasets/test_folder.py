@@ -61,14 +61,6 @@ def test_other_modes_become_rgb(tmp_path, array, wanted):
     assert (image == np.array(wanted)[:, None, None]).all()
 
 
-def test_palette_with_shades_of_transparency_is_laid_on_black(tmp_path):
-    fill(tmp_path)
-    image = Image.new("P", (8, 8), 1)
-    image.putpalette([0, 0, 0, 200, 100, 50])
-    image.save(tmp_path / "train/ant/0.png", transparency=bytes([255, 51]))
-    assert stream(tmp_path).train_data.images[0, :, 4, 4].tolist() == [40, 20, 10]
-
-
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_rotation_is_applied(tmp_path, suffix, orientation):
@@ -141,14 +133,3 @@ def test_run_keeps_the_statistics_and_other_files_are_another_run(tmp_path, run_
     assert runs[0].record["data"]["mean"] == pytest.approx(images.mean((0, 1, 2)).tolist())
     assert runs[0].record["identity"]["data"] == runs[2].record["identity"]["data"]
     assert runs[0].stderr == ""
-
-
-def test_unreadable_image_ends_a_command_with_one_line(tmp_path, run_main, results):
-    fill(tmp_path / "images")
-    (tmp_path / "images/train/ant/0.png").write_bytes(b"damaged")
-    finished = run_main(*FLAGS, *SMALL, "--base_path", str(tmp_path / "images"))
-    assert finished.code == 2
-    (line,) = finished.stderr.splitlines()
-    assert str(tmp_path / "images/train/ant/0.png") in line
-    assert finished.stdout == ""
-    assert not results.exists()

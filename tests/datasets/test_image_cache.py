@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from datasets import image_cache
-from tests.datasets.class_folders import caches, fill, refusal, save, stream
+from tests.datasets.class_folders import caches, fill, save, stream
 
 
 def test_second_start_reads_no_image(tmp_path, monkeypatch):
@@ -39,13 +39,6 @@ def test_other_decoding_is_another_run_with_a_cache_of_its_own(tmp_path, monkeyp
     assert len(caches(tmp_path)) == 2
 
 
-def test_other_size_has_a_cache_of_its_own(tmp_path):
-    fill(tmp_path)
-    assert stream(tmp_path).train_data.images.shape == (12, 3, 8, 8)
-    assert stream(tmp_path, image_size=4).train_data.images.shape == (12, 3, 4, 4)
-    assert len(caches(tmp_path)) == 2
-
-
 def test_cache_path_leaves_the_images_folder_untouched(tmp_path):
     images, cache = tmp_path / "images", tmp_path / "deep/cache"
     fill(images)
@@ -65,14 +58,6 @@ def test_truncated_cache_is_written_again(tmp_path, length):
     assert again.spec == first.spec
     assert np.array_equal(again.train_data.images, first.train_data.images)
     assert cache.read_bytes() == whole
-
-
-def test_failed_decoding_leaves_no_cache(tmp_path):
-    fill(tmp_path)
-    (tmp_path / "test/dog/1.png").write_bytes(b"no image")
-    refusal(tmp_path)
-    assert caches(tmp_path) == []
-    assert not list(tmp_path.glob(".*tmp"))
 
 
 def test_cache_that_cannot_be_written_costs_time_only(tmp_path, capsys):

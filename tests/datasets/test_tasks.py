@@ -206,13 +206,13 @@ def test_content_of_the_file_is_the_identity(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        (ORDER[:-1], "'7' is missing"),
-        ([*ORDER, 3], "'3' is there more than once"),
+        (ORDER[:-1], "'7'"),
+        ([*ORDER, 3], "'3'"),
         ([*ORDER, 10], "'10'"),
         ([*ORDER[:-1], "seven"], "'seven'"),
         ([*ORDER[:-1], "-7"], "'-7'"),
         ([*ORDER[:-1], "7,8"], "comma"),
-        ([], "'0' is missing"),
+        ([], "'0'"),
     ],
 )
 def test_file_that_is_no_order_is_refused(tmp_path, lines, told):
@@ -222,8 +222,6 @@ def test_file_that_is_no_order_is_refused(tmp_path, lines, told):
 def test_other_refusals(tmp_path):
     assert "no file" in refusal("--class_order", str(tmp_path / "none"))
     assert "no file" in refusal("--class_order", str(tmp_path))
-    (tmp_path / "binary").write_bytes(bytes(range(256)))
-    assert f"cannot read {tmp_path / 'binary'}" in refusal("--class_order", str(tmp_path / "binary"))
     order = write_order(tmp_path / "order")
     assert "--class_order_seed" in refusal("--class_order", order, "--class_order_seed", "0")
     assert "is an option of" in refusal("--class_order", order, "--dataset", "perm-digits")

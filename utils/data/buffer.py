@@ -105,8 +105,6 @@ class MethodManaged(Policy):
     held = 0
 
     def slots(self, labels: np.ndarray, tasks: np.ndarray, draw: np.random.Generator | None) -> np.ndarray:
-        if len(labels) > self.capacity:
-            raise ValueError(f"{len(labels)} samples for a buffer of {self.capacity}")
         self.held = len(labels)
         return np.arange(self.held)
 

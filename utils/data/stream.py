@@ -61,7 +61,6 @@ class StreamSpec:
     augmentation: tuple[Part, ...]  # steps of augmentation, in order
     train_sizes: tuple[int, ...]  # of each task
     test_sizes: tuple[int, ...]
-    shared_images: bool = False  # all tasks have the same images, held once
     streamed: bool = False  # images are read from files during training, not held in memory
     fingerprint: str = ""  # distinguishes contents of the same kind of data set; part of a run's identity
     task_classes: tuple[int, ...] | None = None  # number of classes of each task, if they are not equal
@@ -69,6 +68,11 @@ class StreamSpec:
     @property
     def is_domain(self) -> bool:
         return self.setting == "domain"
+
+    @property
+    def shared_images(self) -> bool:
+        """Whether all tasks have the same images, held once."""
+        return self.is_domain and not self.streamed
 
     @property
     def input_shape(self) -> tuple[int, int, int]:

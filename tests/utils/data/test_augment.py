@@ -70,13 +70,6 @@ def test_known_draws_are_torchvisions_crop_and_flip(padding):
         assert torch.equal(torch.from_numpy(found[index]), T.hflip(crop) if flipped[0, index] else crop)
 
 
-def test_drawing_and_applying_one_by_one_is_the_call():
-    augment, images = make_augment(4, True), random_images(30)
-    drawn = augment.draw(30, "current", 5)
-    assert (drawn.shape, drawn.dtype) == ((3, 30), np.int64)
-    assert torch.equal(augment.apply(images, drawn, torch.from_numpy(drawn)), augment(images, "current", 5))
-
-
 def test_draws_are_addressed():
     images = random_images(30)
     first = make_augment(4, True)(images, "current", 5)
@@ -94,13 +87,6 @@ def test_normalize_equals_torchvision():
     double = make_augment(4, True, dtype=torch.float64).normalize(images)
     assert double.dtype == torch.float64
     assert (double - T.normalize(images.double() / 255, MEAN, STD)).abs().max() < 1e-14
-
-
-def test_images_are_left_as_they_were():
-    images = random_images(10)
-    before = images.clone()
-    make_augment(4, True)(images, "current", 0)
-    assert torch.equal(images, before)
 
 
 # --- windows of another size --------------------------------------------------------------------------------------

@@ -87,12 +87,6 @@ def test_reservoir_slot_rule():
     assert slots.tolist() == [2, -1, 0, 2, -1, 2]
 
 
-def test_a_batch_may_fill_the_last_slots_and_go_on():
-    policy = Reservoir(3)
-    five = np.zeros(5, dtype=int)
-    assert policy.slots(five, five, fixed(0.9, 0.9, 0.9, 0.25, 0.65)).tolist() == [0, 1, 2, 1, -1]
-
-
 def test_the_last_write_of_a_batch_wins():
     """Samples 4, 5 and 7 go to slot 1, sample 6 nowhere."""
     buffer = make_buffer(3, logits=True)
@@ -143,12 +137,6 @@ def test_ring_per_class_keeps_the_newest_of_every_class():
     assert torch.bincount(sample_of(buffer, 12).labels).tolist() == [2] * 6
     add(buffer, [200, 201, 202], None, labels=[5, 5, 5], tasks=[2, 2, 2])
     assert contents(buffer) == [48, 49, 50, 51, 52, 54, 55, 56, 57, 58, 201, 202]
-
-
-def test_ring_goes_by_task_where_tasks_share_their_classes():
-    buffer = make_buffer(6, "ring", "class", spec=DOMAIN)
-    add(buffer, [1, 2, 3, 4], None, labels=[0, 1, 2, 3], tasks=[0, 0, 0, 1])
-    assert contents(buffer) == [2, 3, 4]
 
 
 @pytest.mark.parametrize(("quota", "owners"), [("task", 3), ("class", 6)])

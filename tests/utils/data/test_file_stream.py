@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -174,15 +173,3 @@ def test_worker_that_dies_fails_the_run_in_one_line(monkeypatch):
         list(stream(1, dying).batches(2, 0, 0))
     assert "\n" not in str(told.value)
     assert "--num_workers" in str(told.value)
-
-
-def test_nothing_of_images_seen_is_kept():
-    """Only the names and labels of files, however often they were read."""
-    mine = stream()
-    before = dict(vars(mine))
-    for task in range(3):
-        list(mine.batches(task, 0, 0))
-        list(mine.test(task, 4))
-    assert vars(mine) == before
-    other = replace(mine, num_workers=2).first_tasks(2).as_single_task().to(torch.device("cpu"))
-    assert other.train_data.names is mine.train_data.names

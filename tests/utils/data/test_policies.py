@@ -81,15 +81,6 @@ def test_a_class_below_its_share_takes_a_place_of_the_largest_class():
     assert draw.offered == [[0, 3]]
 
 
-def test_a_class_over_its_share_keeps_what_it_has_while_there_is_room():
-    """The share of class 0 falls from six to three when class 1 comes; its four stay, and no fifth joins them."""
-    policy = GreedyBalance(6, 6)
-    assert slots_of(policy, [0, 0, 0, 0, 1, 0, 1]) == [0, 1, 2, 3, 4, -1, 5]
-    draw = Chooser(3)
-    assert slots_of(policy, [1, 1], draw) == [3, -1]
-    assert draw.offered == [[0, 1, 2, 3]]
-
-
 def test_a_sample_may_push_out_one_of_its_own_batch():
     """The only slot takes samples 4, 5 and 6 one after the other: the last one is written."""
     buffer = buffer_with(GreedyBalance(1, 6), 1)
@@ -166,11 +157,3 @@ def test_what_is_added_takes_the_place_of_everything():
     assert len(buffer) == 3
     assert held(buffer) == [(20, 4), (7, 0), (21, 2)]
     assert sorted(buffer.sample_slots(9, generator(0, "replay", 0)).tolist()) == [0, 1, 2]
-
-
-def test_more_than_the_capacity_is_an_error():
-    buffer = buffer_with(MethodManaged(3), 3)
-    buffer.add(samples([1, 2], [0, 1]))
-    with pytest.raises(ValueError, match="4 samples for a buffer of 3"):
-        buffer.add(samples([5, 6, 7, 8], [0, 0, 0, 0]))
-    assert held(buffer) == [(1, 0), (2, 1)]

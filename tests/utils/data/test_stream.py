@@ -85,12 +85,6 @@ def test_order_is_of_seed_task_and_epoch_alone():
     assert len(set(within)) == 5
 
 
-def test_order_does_not_depend_on_the_size_of_batches():
-    spec = make_spec(n_tasks=2, train_sizes=(12, 12))
-    small, large = make_stream(spec, batch_size=3), make_stream(spec, batch_size=8)
-    assert numbers(small.batches(1, 3, 0)) == numbers(large.batches(1, 3, 0))
-
-
 # --- samples that join ----------------------------------------------------------------------------------------
 
 
@@ -111,16 +105,6 @@ def test_joined_samples_come_once_in_every_epoch_as_they_are(stream, epoch):
     assert {number: found[number] for number in own} == {n: (int(stream.train_data.labels_host[n]), 1) for n in own}
 
 
-def test_joined_samples_are_spread_over_the_epoch(stream):
-    places = [
-        place
-        for epoch in range(20)
-        for place, n in enumerate(numbers(stream.batches(0, epoch, 0, strangers(5))))
-        if n > 99
-    ]
-    assert set(places) == set(range(15))
-
-
 # --- all tasks as one -----------------------------------------------------------------------------------------
 
 
@@ -134,12 +118,6 @@ def test_merged_stream_trains_all_tasks_as_one(stream):
     for batch in batches:
         assert batch.labels.tolist() == stream.train_data.labels_host[sample_numbers(batch.images)].tolist()
     assert numbers(as_single_task.in_order(0, 5)) == list(range(29))
-
-
-def test_merged_stream_tests_tasks_apart(stream):
-    for task in range(3):
-        as_single_task, apart = (list(which.test(task, 4)) for which in (stream.as_single_task(), stream))
-        assert all(same(a, b) for a, b in zip(as_single_task, apart, strict=True))
 
 
 def test_merged_stream_of_shared_images_has_each_task_s_own():
@@ -188,12 +166,3 @@ def test_tasks_are_views_of_one_tensor(stream):
     as_single_task = stream.as_single_task()
     assert as_single_task.task_data(0).images.data_ptr() == train.data_ptr()
     assert stream.to(CPU).train_data.images.data_ptr() == train.data_ptr()
-
-
-def test_moving_keeps_what_the_host_decides_by():
-    stream = make_stream(SPEC)
-    there = stream.to(torch.device("meta"))
-    assert there.train_data.images.device.type == there.test_data.labels.device.type == "meta"
-    assert there.train_data.labels_host is stream.train_data.labels_host
-    assert there.train_sizes == stream.train_sizes
-    assert (there.seed, there.batch_size, there.spec) == (stream.seed, stream.batch_size, stream.spec)

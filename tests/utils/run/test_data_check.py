@@ -110,7 +110,7 @@ def test_first_images_of_every_class_are_collected():
 def test_domains_show_the_same_image_as_the_tasks_see_it():
     labels, n_tasks = np.array([1, 0, 1, 0]), IMAGES_PER_CLASS + 2
     split = make_batch(np.arange(4, dtype=np.uint8).repeat(4).reshape(4, 1, 2, 2), labels)
-    spec = make_spec("domain", n_tasks=n_tasks, n_classes=2, image_shape=(1, 2, 2), shared_images=True)
+    spec = make_spec("domain", n_tasks=n_tasks, n_classes=2, image_shape=(1, 2, 2))
     transforms = tuple(lambda images, add=10 * task: images + add for task in range(n_tasks))
     stream = TensorStream(spec, split, split, ((0, 4),) * n_tasks, ((0, 4),) * n_tasks, 0, 2, transforms)
     n_train, n_test, images = count_and_collect(stream)

@@ -4,13 +4,12 @@ import os
 import shutil
 
 import pytest
-from image_trees import names, pixels, refusal, save, stream_of
+from image_trees import names, pixels, save, stream_of
 
 from utils.config.resolve import resolve
 from utils.data.augment import Flip, RandomResizedCrop
 
 DOMAINS, CLASSES = ("art", "photo", "sketch"), ("dog", "elk", "train")
-COMMAND = ["--model", "er", "--dataset", "dom-folder", "--image_size", "28", "--num_filters", "2", "--buffer_size", "6"]
 
 
 def build(tmp_path):
@@ -90,9 +89,3 @@ def test_hidden_folders_files_and_odd_names(tree):
     assert names(stream.test_data)[3].startswith(os.fsdecode(b"caf\xe9"))
     (batch,) = stream.in_order(1, 100)
     assert len(batch) == 12
-
-
-@pytest.mark.parametrize("flags", [["--domains", "art,art"], ["--n_tasks", "2"]])
-def test_unfit_flags_are_refused(tree, run_main, results, flags):
-    assert flags[0] in refusal(run_main(*COMMAND, *flags, "--base_path", str(tree)))
-    assert not results.exists()

@@ -1,6 +1,5 @@
-"""Mini-ImageNet from small files in both layouts, and files that must not be trusted."""
+"""Mini-ImageNet from small files in all layouts, and files that must not be trusted."""
 
-import builtins
 import os
 import pickle
 
@@ -10,7 +9,7 @@ from PIL import Image
 
 from datasets import image_cache, seq_miniimg
 from datasets.numpy_pickle import load_numpy_pickle
-from datasets.seq_miniimg import ARRAYS, PICKLES, TREE, SeqMiniImageNet
+from datasets.seq_miniimg import PICKLES, TREE, SeqMiniImageNet
 from utils.config.resolve import resolve
 from utils.errors import UsageError
 
@@ -35,20 +34,16 @@ def pixels(count, seed=0, size=SIZE):
     return np.random.default_rng(seed).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
 
 
-def arrays():
-    """Contents of the four files of the npy layout, by file name."""
+def write_arrays(folder):
+    """Write the four files of the npy layout; return their contents by file name."""
+    folder.mkdir(exist_ok=True)
     draw = np.random.default_rng(1)
-    return {
+    content = {
         "train_x.npy": pixels(N_CLASSES * TRAIN, 2),
         "train_y.npy": draw.permutation(np.arange(N_CLASSES).repeat(TRAIN)),
         "test_x.npy": pixels(N_CLASSES * TEST, 3),
         "test_y.npy": draw.permutation(np.arange(N_CLASSES).repeat(TEST)),
     }
-
-
-def write_arrays(folder):
-    folder.mkdir(exist_ok=True)
-    content = arrays()
     for name, value in content.items():
         np.save(folder / name, value)
     return content
@@ -130,24 +125,6 @@ def test_pickles_of_numpy_1_arrive(tmp_path):
     check_pickled_content(tmp_path)
 
 
-def test_members_may_be_arrays_and_numpy_numbers(tmp_path):
-    content = pickles()
-    for value in content.values():
-        value["class_dict"] = {synset: np.array(row) for synset, row in value["class_dict"].items()}
-    first = content[PICKLES[0]]["class_dict"]
-    first[SYNSETS[0]] = [np.int64(member) for member in first[SYNSETS[0]]]
-    write_pickles(tmp_path, content)
-    check_pickled_content(tmp_path)
-
-
-def test_arrays_win_where_all_layouts_are_there(tmp_path):
-    write_arrays(tmp_path)
-    (tmp_path / TREE).mkdir()
-    for name in PICKLES:
-        (tmp_path / name).write_bytes(b"not read")
-    assert len(stream(tmp_path).train_data) == N_CLASSES * TRAIN
-
-
 # --- a tree of images -----------------------------------------------------------------------------------------
 
 
@@ -178,102 +155,39 @@ def test_tree_arrives_pixel_by_pixel_and_is_decoded_once(tmp_path, monkeypatch):
     assert second.spec == first.spec
 
 
-# --- files that are not what they should be -------------------------------------------------------------------
-
-
-def test_missing_files_name_folder_files_and_flag(tmp_path):
-    message = refusal(tmp_path)
-    for words in (str(tmp_path), "--base_path", *ARRAYS, *PICKLES, TREE):
-        assert words in message
-
-
-def test_array_of_objects_is_not_unpickled(tmp_path):
-    write_arrays(tmp_path)
-    np.save(tmp_path / "train_x.npy", np.array([Evil("touch", tmp_path / "hit")], dtype=object), allow_pickle=True)
-    assert str(tmp_path / "train_x.npy") in refusal(tmp_path)
-    assert not (tmp_path / "hit").exists()
-
-
-# --- pickles that run code ------------------------------------------------------------------------------------
+# --- files that run code --------------------------------------------------------------------------------------
 
 
 class Evil:
-    """Runs a command or a piece of code when it is unpickled by `pickle.load`."""
+    """Runs a command when it is unpickled by `pickle.load`."""
 
-    def __init__(self, way, target):
-        self.way, self.target = way, target
+    def __init__(self, target):
+        self.target = target
 
     def __reduce__(self):
-        if self.way == "touch":
-            return os.system, (f"touch {self.target}",)
-        return getattr(builtins, self.way), (f"open({str(self.target)!r}, 'w').close()",)
+        return os.system, (f"touch {self.target}",)
 
 
-def text_pickle(module, name, argument):
-    """A call `module.name(argument)` in protocol 0, whether or not it can be pickled."""
-    return f"c{module}\n{name}\n(V{argument}\ntR.".encode()
-
-
-@pytest.mark.parametrize("way", ["touch", "eval", "exec"])
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_pickle_that_runs_code_is_refused_before_it_does(tmp_path, way, protocol):
-    target = tmp_path / "hit"
-    content = pickle.dumps({"image_data": Evil(way, target), "class_dict": {}}, protocol=protocol)
+def test_pickle_that_runs_code_is_refused_before_it_does(tmp_path, protocol):
+    content = pickle.dumps({"image_data": Evil(tmp_path / "hit"), "class_dict": {}}, protocol=protocol)
     pickle.loads(content)
-    assert target.exists(), "the attack itself must work"
-    target.unlink()
+    (tmp_path / "hit").unlink()  # the attack itself works
     write_pickles(tmp_path, pickles())
     (tmp_path / PICKLES[0]).write_bytes(content)
-    message = refusal(tmp_path)
-    assert f"refused to read {tmp_path / PICKLES[0]}" in message
-    assert "may run code" in message
-    assert not target.exists()
+    assert "may run code" in refusal(tmp_path)
+    write_arrays(tmp_path)
+    np.save(tmp_path / "train_x.npy", np.array([Evil(tmp_path / "hit")], dtype=object), allow_pickle=True)
+    assert "train_x.npy" in refusal(tmp_path)
+    assert not (tmp_path / "hit").exists()
 
 
 @pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("numpy.testing._private.utils", "runstring"),
-        ("numpy.testing", "rundocs"),
-        ("numpy", "load"),
-        ("numpy", "fromfile"),
-        ("numpy", "memmap"),
-        ("numpy", "f2py.os.system"),
-        ("numpy.core.multiarray", "fromfile"),
-        ("numpy._core.multiarray", "frompyfunc"),
-        ("numpy._core.numeric", "load"),
-        ("numpy.ctypeslib", "load_library"),
-        ("numpyfake", "ndarray"),
-        ("builtins", "getattr"),
-        ("builtins", "__import__"),
-        ("_codecs", "decode"),
-        ("collections", "OrderedDict"),
-    ],
-)
-def test_only_an_exact_list_of_globals_is_admitted(tmp_path, module, name):
-    path = tmp_path / "x.pkl"
-    path.write_bytes(text_pickle(module, name, "x"))
-    with pytest.raises(UsageError, match="refused to read") as caught:
-        load_numpy_pickle(path)
-    assert f"{module}.{name}" in str(caught.value)
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 3, 4, 5])
-@pytest.mark.parametrize(
-    "value",
-    [
-        np.arange(6, dtype=np.int32).reshape(2, 3),
-        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
-        np.float64(0.1),
-        np.array(["n01", "n02"]),
-        {"plain": [1, 2.5, None, True, "text", b"\x00\xff"]},
-    ],
-    ids=["array", "fortran", "scalar", "text", "containers"],
-)
-def test_plain_data_pass_unchanged(tmp_path, value, protocol):
-    path = tmp_path / "x.pkl"
-    path.write_bytes(pickle.dumps(value, protocol=protocol))
-    loaded = load_numpy_pickle(path)
-    assert type(loaded) is type(value)
-    assert np.array_equal(loaded, value)
-    assert getattr(loaded, "dtype", None) == getattr(value, "dtype", None)
+    "name",
+    ["numpy load", "numpy fromfile", "numpy f2py.os.system", "numpy.core.multiarray fromfile", "numpyfake ndarray",
+     "numpy.testing._private.utils runstring", "builtins getattr", "_codecs decode"],
+)  # fmt: skip
+def test_only_an_exact_list_of_names_is_admitted(tmp_path, name):
+    (tmp_path / "x.pkl").write_bytes("c{}\n{}\n(Vx\ntR.".format(*name.split()).encode())
+    with pytest.raises(UsageError, match="refused"):
+        load_numpy_pickle(tmp_path / "x.pkl")

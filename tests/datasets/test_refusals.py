@@ -1,6 +1,5 @@
 """Damaged, missing and unfit files: each is refused in one line that names it, whatever the data set."""
 
-import os
 import pickle
 import shutil
 
@@ -17,6 +16,7 @@ from class_folders import fill, pixels, save
 from helpers import CPU
 from PIL import Image
 
+from datasets.seq_miniimg import ARRAYS, PICKLES
 from utils.config.resolve import resolve
 from utils.errors import UsageError
 from utils.run.build import StreamBuilder
@@ -103,10 +103,6 @@ def cut(name, share):
     return change(name, lambda content: content[: int(len(content) * share)])
 
 
-def put_byte(name, place, byte):
-    return change(name, lambda content: content[:place] + bytes([byte]) + content[place + 1 :])
-
-
 def array(name, value):
     return lambda root: np.save(root / name, value)
 
@@ -125,7 +121,7 @@ def line(name, number, text):
 
 
 def pickled(images, class_dict):
-    return write(mini.PICKLES[0], pickle.dumps({"image_data": images, "class_dict": class_dict}))
+    return write(PICKLES[0], pickle.dumps({"image_data": images, "class_dict": class_dict}))
 
 
 def move(name, target):
@@ -144,19 +140,9 @@ def add_class(root):
         shutil.copytree(next((root / "CIFAR10/train").iterdir()), root / "CIFAR10" / part / "unicorn")
 
 
-def truncated(suffix):
-    """An image of 40x40 pixels, of which the last part is missing."""
-
-    def damage(root):
-        save(root / f"test/cat/7.{suffix}", pixels(1, (40, 40, 3)))
-        cut(f"test/cat/7.{suffix}", 0.66)(root)
-
-    return damage
-
-
 mini, mnist, tiny = test_miniimg, test_mnist, test_tinyimg
 ALL, LABELS = mini.N_CLASSES * mini.TRAIN, np.arange(mini.N_CLASSES).repeat(mini.TRAIN)
-FIRST = mini.pickles()[mini.PICKLES[0]]["class_dict"]
+FIRST = mini.pickles()[PICKLES[0]]["class_dict"]
 IMAGES, GZIPPED, _, TEST_LABELS = mnist.FILES
 GZIPPED = f"{GZIPPED}.gz"
 SYNSET = "MiniImageNet/train/n00000070"
@@ -168,96 +154,68 @@ CASES = [
     ("folder", remove("train"), "--base_path"),
     ("folder", remove("test"), "--base_path"),
     ("folder", remove(*(f"train/{name}" for name in ("ant", "bee", "cat", "dog"))), "no class folders"),
-    ("folder", remove(*(f"train/bee/{k}.png" for k in range(3))), "train/bee"),
     ("folder", remove(*(f"test/bee/{k}.png" for k in range(2))), "test/bee"),
     ("folder", move("train/bee", "train/cow"), "bee"),
     ("folder", move("test/bee", "elsewhere"), "test/bee"),
     ("folder", flags(train_per_class=4), "train/ant"),
-    ("folder", flags(test_per_class=3), "test/ant"),
     ("folder", flags(n_tasks=None), "--n_tasks"),
     ("folder", flags(n_tasks=3), "--n_tasks 3"),
-    ("folder", write("train/bee/7.png", b""), "train/bee/7.png"),
     ("folder", write("train/bee/7.jpg", b"no image"), "train/bee/7.jpg"),
-    *(("folder", truncated(suffix), f"test/cat/7.{suffix}") for suffix in ("png", "jpg", "bmp", "tif")),
-    ("folder", lambda root: (root / "train/bee/7.png").mkdir(), "train/bee/7.png"),
+    ("folder", cut("train/bee/1.png", 0.66), "train/bee/1.png"),
     ("folder", lambda root: (root / "train/bee/7.png").symlink_to("gone.png"), "train/bee/7.png"),
     ("folder", image("train/ant/7.png", np.arange(64, dtype=np.uint16).reshape(8, 8)), "8 bit"),
-    ("folder", image("train/ant/7.tif", np.arange(64, dtype=np.float32).reshape(8, 8)), "8 bit"),
-    *(("arrays", remove(name), "--base_path") for name in mini.ARRAYS),
+    ("arrays", remove(ARRAYS[2]), "--base_path"),
     ("arrays", array("train_x.npy", mini.pixels(ALL - 1)), f"({ALL - 1}, 6, 6, 3)"),
-    ("arrays", array("train_x.npy", mini.pixels(ALL, size=5)), f"({ALL}, 5, 5, 3)"),
     ("arrays", array("train_x.npy", mini.pixels(ALL)[..., 0]), f"({ALL}, 6, 6)"),
     ("arrays", array("test_x.npy", mini.pixels(mini.N_CLASSES * mini.TEST).astype(np.float32)), "float32"),
-    *(
-        ("arrays", array("train_y.npy", labels), "each label")
-        for labels in (
-            LABELS[:-1],
-            LABELS + 1,
-            LABELS - 1,
-            np.roll(LABELS, 1) // 2,
-            LABELS[:, None],
-        )
-    ),
-    ("arrays", array("test_y.npy", np.zeros(mini.N_CLASSES * mini.TEST, dtype=int)), "each label"),
-    *(("arrays", cut("test_x.npy", share), "test_x.npy") for share in (0, 0.02, 0.5)),
-    ("pickles", write(mini.PICKLES[0], pickle.dumps([1, 2, 3])), "class_dict"),
-    ("pickles", write(mini.PICKLES[0], pickle.dumps({"image_data": mini.pixels(12)})), "class_dict"),
+    ("arrays", array("train_y.npy", LABELS + 1), "each label"),
+    ("arrays", array("train_y.npy", LABELS[:, None]), "each label"),
+    ("arrays", cut("test_x.npy", 0.5), "test_x.npy"),
+    ("pickles", write(PICKLES[0], pickle.dumps([1, 2, 3])), "class_dict"),
     ("pickles", pickled(mini.pixels(12), {"n0": [0, 99]}), "class_dict"),
     ("pickles", pickled(mini.pixels(12), {"n0": [0, 1]}), "6 images"),
     ("pickles", pickled(mini.pixels(30, size=7), FIRST), "shapes"),
     ("pickles", pickled(mini.pixels(12), {}), "(20, 6, 6, 3)"),
-    *(("pickles", cut(mini.PICKLES[1], share), mini.PICKLES[1]) for share in (0, 0.5, 0.999)),
+    ("pickles", cut(PICKLES[1], 0.5), PICKLES[1]),
     ("tree", image(f"{SYNSET}/3.png", pixels(1, (7, 7, 3))), "7x7"),
     ("tree", remove(f"{SYNSET}/3.png"), "n00000070"),
     ("tree", remove(SYNSET, SYNSET.replace("train", "test")), "9 classes"),
     ("tiny", remove("wnids.txt"), "wnids.txt"),
     ("tiny", remove(ANNOTATIONS), "val_annotations.txt"),
     ("tiny", remove("train/n03/images/n03_2.JPEG"), "n03"),
-    ("tiny", remove("train/n03"), "n03"),
     *(("tiny", line(ANNOTATIONS, 3, text), "line 3") for text in ("val_1.JPEG\tn99", "val_77.JPEG\tn01", "val_1.JPEG")),
     ("tiny", change(ANNOTATIONS, lambda content: content + content.splitlines()[0] + b"\n"), "twice"),
     ("tiny", change(ANNOTATIONS, lambda content: b"\n".join(content.splitlines()[:-1])), "instead of 2"),
-    *(
-        ("tiny", write("wnids.txt", "\n".join(classes).encode()), "wnids.txt")
-        for classes in (tiny.CLASSES[:3], [*tiny.CLASSES, "n05"], [*tiny.CLASSES[:3], "n04"], [])
-    ),
-    ("tiny", image("train/n02/images/n02_1.JPEG", pixels(1, (64, 65, 3)), format="JPEG"), "65x64"),
+    ("tiny", write("wnids.txt", "\n".join(tiny.CLASSES[:3]).encode()), "wnids.txt"),
     ("cifar", change_pixel, "CIFAR10"),
     ("cifar", add_class, "unicorn"),
     ("cifar", lambda root: next((root / "CIFAR10/train").glob("*/*")).unlink(), "instead of 5"),
-    *(("mnist", remove(name), name) for name in (IMAGES, TEST_LABELS)),
-    *(("mnist", put_byte(IMAGES, place, byte), IMAGES) for place, byte in ((2, 0x0D), (3, 1), (7, 9), (11, 32))),
-    ("mnist", write(TEST_LABELS, b""), TEST_LABELS),
+    ("mnist", remove(IMAGES), IMAGES),
+    ("mnist", change(IMAGES, lambda content: content[:11] + b" " + content[12:]), IMAGES),
     ("mnist", cut(TEST_LABELS, 0.9), TEST_LABELS),
-    ("mnist", change(TEST_LABELS, lambda content: content + b"\0"), TEST_LABELS),
-    *(("mnist", put_byte(name, 20, 10), "not those of MNIST") for name in (IMAGES, TEST_LABELS)),
-    *(("mnist", cut(GZIPPED, share), GZIPPED) for share in (0, 0.1, 0.9)),
+    ("mnist", change(TEST_LABELS, lambda content: content[:20] + b"\n" + content[21:]), "not those of MNIST"),
+    *(("mnist", cut(GZIPPED, share), GZIPPED) for share in (0, 0.9)),
     ("mnist", write(GZIPPED, b"plain text"), GZIPPED),
     ("imagenet", remove("ImageNet/val"), "--base_path"),
     ("imagenet", remove("ImageNet/train/n02"), "--class_list"),
     ("imagenet", flags(class_list=("n00", "n99")), "'n99'"),
     ("imagenet", flags(class_list=("n00", "n00")), "'n00'"),
-    ("imagenet", flags(class_list=("n00", "n01", "n02")), "--n_tasks 2"),
     ("imagenet", remove("ImageNet/val/n03"), "val/n03"),
     ("imagenet", cut("ImageNet/train/n03/n03_1.JPEG", 0.6), "n03_1.JPEG"),
     ("domainnet", remove("DomainNet/clipart_train.txt"), "--base_path"),
     ("domainnet", remove("DomainNet/real_test.txt"), "real_test.txt"),
     ("domainnet", write(REAL, b"\n"), "real_train.txt"),
     ("domainnet", write(REAL, b"real/gone.png 1\n"), "gone.png"),
-    *(
-        ("domainnet", line(REAL, 3, text), "line 3")
-        for text in ("real/x.png 3", "real/x.png -1", "real/x.png", "real/x.png x", "1", "/real/x.png 0")
-    ),
+    *(("domainnet", line(REAL, 3, text), "line 3") for text in ("real/x.png 3", "real/x.png", "1", "/real/x.png 0")),
     ("domainnet", cut("DomainNet/clipart/ant/train_0.png", 0.6), "train_0.png"),
-    ("domains", remove("."), "--base_path"),
     ("domains", remove("art", "photo", "sketch"), "no folders"),
     ("domains", remove("art/dog", "art/elk", "art/train"), "no class folders"),
     ("domains", remove("photo/elk"), "elk"),
     ("domains", flags(domains=("art", "oil")), "'oil'"),
+    ("domains", flags(domains=("art", "art")), "'art'"),
     ("domains", flags(test_share=0.01), "art/dog"),
     ("domains", flags(test_share=0.99), "art/dog"),
     ("domains", flags(validation=0.01), "--validation"),
-    ("domains", cut("art/elk/2.png", 0.6), "elk/2.png"),
 ]
 
 
@@ -278,4 +236,3 @@ def test_unfit_files_are_refused_in_one_line(tmp_path, monkeypatch, fixture, dam
         read_all(config)
     assert "\n" not in str(caught.value)
     assert keyword in str(caught.value)
-    assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]

@@ -14,7 +14,6 @@ from utils.errors import UsageError
 from utils.step import Batch
 
 SPEC = make_spec(image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_tasks=3, n_classes=6)
-DOMAIN = make_spec("domain", image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_tasks=3, n_classes=6)
 
 
 def make_buffer(size: int, mode: str = "reservoir", quota: str = "task", spec=SPEC, logits=False) -> Buffer:

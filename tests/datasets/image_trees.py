@@ -25,12 +25,6 @@ def save(path: Path, array: np.ndarray) -> Path:
     return path
 
 
-def truncate(path: Path) -> Path:
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) * 2 // 3])
-    return path
-
-
 def names(files) -> list[str]:
     return [os.fsdecode(name) for name in files.names]
 

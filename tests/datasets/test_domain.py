@@ -1,7 +1,7 @@
 """Data sets of which every task has all images, each task's turned in its own way."""
 
 import inspect
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -59,21 +59,11 @@ def registered(monkeypatch):
     monkeypatch.setitem(DATASETS.entries(), "seq-turned", Entry("seq-turned", SeqTurned, "", DOMAIN_OPTIONS, RULES))
 
 
-@dataclass
-class Whole:
-    """What a stream must be made of."""
-
-    train: torch.Tensor
-    test: torch.Tensor
-    train_labels: np.ndarray
-    test_labels: np.ndarray
-
-
 @pytest.fixture
 def whole():
+    """Images and labels of both splits, as tensors."""
     raw = SeqTurned().read(None)
-    images = (torch.from_numpy(part) for part in (raw.train_images, raw.test_images))
-    return Whole(*images, raw.train_labels, raw.test_labels)
+    return SimpleNamespace(**{name: torch.from_numpy(array) for name, array in vars(raw).items()})
 
 
 def data_of(model="er", **flags):
@@ -126,35 +116,29 @@ def test_wrong_number_of_images_is_refused(monkeypatch):
 @pytest.mark.parametrize("task", range(N_TASKS))
 def test_task_s_own_transform_in_training_in_order_and_test(whole, task):
     stream = stream_of()
-    images, labels, tasks = gathered(stream.in_order(task, 7))
-    assert torch.equal(images, turned(whole.train, task))
-    assert labels.tolist() == whole.train_labels.tolist()
-    assert set(tasks.tolist()) == {task}
-    images, labels, tasks = gathered(stream.test(task, 7))
-    assert torch.equal(images, turned(whole.test, task))
-    assert labels.tolist() == whole.test_labels.tolist()
-    assert set(tasks.tolist()) == {task}
-    for epoch in range(2):
-        images, labels, tasks = gathered(stream.batches(task, epoch, 0))
-        assert as_rows(images, labels) == as_rows(turned(whole.train, task), torch.from_numpy(whole.train_labels))
+    for batches, expected, expected_labels in (
+        (stream.in_order(task, 7), whole.train_images, whole.train_labels),
+        (stream.test(task, 7), whole.test_images, whole.test_labels),
+    ):
+        images, labels, tasks = gathered(batches)
+        assert torch.equal(images, turned(expected, task))
+        assert torch.equal(labels, expected_labels)
         assert set(tasks.tolist()) == {task}
+    images, labels, tasks = gathered(stream.batches(task, 1, 0))
+    assert as_rows(images, labels) == as_rows(turned(whole.train_images, task), whole.train_labels)
+    assert set(tasks.tolist()) == {task}
 
 
 def test_nothing_is_held_twice(whole):
     stream = stream_of()
-    assert torch.equal(stream.train_data.images, whole.train)
-    assert torch.equal(stream.test_data.images, whole.test)
-    assert stream.train_data.images.untyped_storage().nbytes() == 60 * 64
-    assert stream.train_ranges == ((0, 60),) * N_TASKS
-    assert stream.test_ranges == ((0, 15),) * N_TASKS
-    held = stream.train_data.images.untyped_storage().data_ptr()
-    (first,) = stream.in_order(0, 100)  # turned by nothing
-    assert first.images.untyped_storage().data_ptr() == held
     for task in range(N_TASKS):
         list(stream.batches(task, 0, 0))
-    assert torch.equal(stream.train_data.images, whole.train)
-    assert stream.to(CPU).train_data.images.untyped_storage().data_ptr() == held
-    assert stream.as_single_task().train_data.images.untyped_storage().data_ptr() == held
+    assert torch.equal(stream.train_data.images, whole.train_images)
+    assert stream.train_data.images.untyped_storage().nbytes() == 60 * 64
+    held = stream.train_data.images.untyped_storage().data_ptr()
+    (first,) = stream.in_order(0, 100)  # turned by nothing
+    for same in (first, stream.to(CPU).train_data, stream.as_single_task().train_data):
+        assert same.images.untyped_storage().data_ptr() == held
 
 
 # --- validation -----------------------------------------------------------------------------------------------
@@ -169,7 +153,7 @@ def test_validation_holds_out_a_share_of_every_class(whole):
     assert np.bincount(train.labels_host).tolist() == [15] * 3
     assert np.bincount(test.labels_host).tolist() == [5] * 3
     assert as_rows(torch.cat([train.images, test.images]), torch.cat([train.labels, test.labels])) == as_rows(
-        whole.train, torch.from_numpy(whole.train_labels)
+        whole.train_images, whole.train_labels
     )
     for task in range(N_TASKS):
         assert torch.equal(gathered(stream.test(task, 4))[0], turned(test.images, task))
@@ -183,8 +167,8 @@ def test_validation_holds_out_a_share_of_every_class(whole):
 def test_joint_training_sees_every_task_s_transform(whole):
     stream = stream_of("joint")
     assert stream.train_sizes == [60 * N_TASKS]
-    everything = torch.cat([turned(whole.train, task) for task in range(N_TASKS)])
-    labels_of_all = torch.from_numpy(np.tile(whole.train_labels, N_TASKS))
+    everything = torch.cat([turned(whole.train_images, task) for task in range(N_TASKS)])
+    labels_of_all = whole.train_labels.repeat(N_TASKS)
     images, labels, tasks = gathered(stream.in_order(0, 50))
     assert torch.equal(images, everything)
     assert torch.equal(labels, labels_of_all)
@@ -192,7 +176,7 @@ def test_joint_training_sees_every_task_s_transform(whole):
     images, labels, _ = gathered(stream.batches(0, 0, 0))
     assert as_rows(images, labels) == as_rows(everything, labels_of_all)
     for task in range(N_TASKS):
-        assert torch.equal(gathered(stream.test(task, 50))[0], turned(whole.test, task))
+        assert torch.equal(gathered(stream.test(task, 50))[0], turned(whole.test_images, task))
 
 
 def test_methods_that_need_own_classes_are_refused():
@@ -232,20 +216,8 @@ def ended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("domain")
     (folder / "mine").mkdir()
     (folder / "mine/turned.py").write_text(PLUGIN)
-    common = [
-        "--plugins",
-        "mine",
-        "--dataset",
-        "seq-turned",
-        "--device",
-        "cpu",
-        "--num_threads",
-        "1",
-        "--non_verbose",
-        "--batch_size",
-        "15",
-    ]
-    common += ["--results_path", str(folder / "results")]
+    common = ["--plugins", "mine", "--dataset", "seq-turned", "--device", "cpu", "--num_threads", "1"]
+    common += ["--batch_size", "15", "--non_verbose", "--results_path", str(folder / "results")]
     commands = [Command(["--model", model, *flags, *common], cwd=folder) for model, flags in COMMANDS.items()]
     return dict(zip(COMMANDS, forked(folder / "out", commands), strict=True))
 

@@ -82,15 +82,6 @@ def test_other_label_of_an_image_is_other_data(tree):
     assert after != before
 
 
-def test_check_data_counts_all_domains_and_names_the_classes(tree, run_main):
-    shown = run_main("--check_data", "--dataset", "seq-domainnet", "--base_path", str(tree), "--num_workers", "0")
-    assert (shown.code, shown.stderr) == (0, "")
-    assert "39 for training, 12 for testing" in shown.stdout
-    assert "classes: 3, all of them in each of 6 tasks" in shown.stdout
-    rows = [line.split() for line in shown.stdout.splitlines() if line.startswith(CLASSES)]
-    assert rows == [["ant", "all", "15", "6"], ["bee", "cave", "all", "13", "6"], ["cat", "all", "11", "0"]]
-
-
 def test_facts_of_the_whole_data_set():
     options = resolve({"model": "er", "dataset": "seq-domainnet"})
     assert (options.buffer_size, options.batch_size, options.lr) == (2000, 32, 0.1)

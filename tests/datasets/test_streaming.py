@@ -18,7 +18,6 @@ from utils.run.observers import Observer
 
 RUN = ["--model", "derpp", "--norm", "adab2n", "--dataset", "dom-folder", "--image_size", "28", "--backbone", "mlp",
        "--hidden", "8", "--batch_size", "4", "--buffer_size", "10", "--save_model", "--log_every", "3"]  # fmt: skip
-MEGABYTE = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +125,3 @@ def test_run_that_ended_within_an_epoch_goes_on_to_the_same_end(tree, straight, 
     assert (finished.code, finished.stderr) == (0, goes_on(step))
     assert left(results) == straight
     assert gone(workers, seconds=20)  # their watchdog looks every five
-
-
-# --- memory -----------------------------------------------------------------------------------------------------

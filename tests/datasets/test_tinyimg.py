@@ -45,9 +45,8 @@ class Tiny:
         self.draw.shuffle(self.annotations)
         self.write_lists()
 
-    def save(self, path, gray=False):
-        shades = self.draw.integers(0, 256, (SIZE, SIZE) if gray else (SIZE, SIZE, 3), dtype=np.uint8)
-        Image.fromarray(shades).save(path, format="JPEG")
+    def save(self, path):
+        Image.fromarray(self.draw.integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)).save(path, format="JPEG")
         return np.asarray(Image.open(path).convert("RGB")).transpose(2, 0, 1)
 
     def write_lists(self, classes=CLASSES):

@@ -55,14 +55,6 @@ def held(buffer: Buffer) -> list[tuple[int, int]]:
 # --- greedy balance ---------------------------------------------------------------------------------------------
 
 
-def test_the_first_class_may_have_all_slots():
-    policy = GreedyBalance(4, 6)
-    assert slots_of(policy, [3, 3]) == [0, 1]
-    assert len(policy.filled()) == 2
-    assert slots_of(policy, [3, 3, 3, 3]) == [2, 3, -1, -1]
-    assert len(policy.filled()) == 4
-
-
 def test_a_class_below_its_share_takes_a_place_of_the_largest_class():
     """Of four slots class 1 is due two. Class 2 is due 4/3, so it stays below with one and gets two: the first from
     class 0, the lower of two that are largest, the second from class 1."""

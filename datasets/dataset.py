@@ -214,11 +214,6 @@ class Dataset:
         self._raw = self.read(config)
         return content_digest(self._raw)
 
-    def _n_tasks(self, config: Config) -> int:
-        if config.n_tasks is None:
-            raise UsageError(f"{self.name} has no default number of tasks; set --n_tasks")
-        return config.n_tasks
-
     def _sizes(self, config: Config, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return sizes after `--validation`; every row of them, a class or a domain, must have some left."""
         if config.validation is None:
@@ -267,10 +262,9 @@ class ClassDataset(Dataset):
         train, test = self._sizes(config, *self.class_sizes(config))
         n_classes, classes_per_task = len(train), config.task_classes
         if classes_per_task is None:
-            n_tasks = self._n_tasks(config)
-            if n_classes % n_tasks:
-                raise UsageError(f"--n_tasks {n_tasks} does not divide the {n_classes} classes of {self.name}")
-            classes_per_task = (n_classes // n_tasks,) * n_tasks
+            if config.n_tasks is None or n_classes % config.n_tasks:
+                raise UsageError(f"--n_tasks {config.n_tasks} must divide the {n_classes} classes of {self.name}")
+            classes_per_task = (n_classes // config.n_tasks,) * config.n_tasks
         if sum(classes_per_task) != n_classes:
             raise UsageError(f"--task_classes sum to {sum(classes_per_task)}; {self.name} has {n_classes} classes")
         task_of = np.arange(config.n_tasks).repeat(classes_per_task)[self.stream_labels(config, n_classes)]
@@ -309,7 +303,9 @@ class DomainDataset(Dataset):
 
     def spec(self, config: Config) -> StreamSpec:
         train, test = self._sizes(config, *self.class_sizes(config))
-        sizes = (np.full(self._n_tasks(config), part.sum()) for part in (train, test))
+        if config.n_tasks is None:
+            raise UsageError(f"{self.name} has no default number of tasks; set --n_tasks")
+        sizes = (np.full(config.n_tasks, part.sum()) for part in (train, test))
         return self._spec(config, len(train), *sizes)
 
     def stream(self, config: Config, spec: StreamSpec) -> Stream:

@@ -23,21 +23,13 @@ DECODING = 2
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The images of a data set, in their order.
+    """The images of a data set, in their order."""
 
-    Attributes:
-        root: Folder that names are relative to.
-        classes: Names of the classes.
-        train: Names and labels of training images. Where tasks are domains, a label is domain * classes + class.
-        test: Names and labels of test images.
-        labels_in_digest: Whether labels are part of the content, because paths and order do not determine them.
-    """
-
-    root: Path
+    root: Path  # folder that the names of files are relative to
     classes: list[str]
-    train: Files
+    train: Files  # where tasks are domains, a label is domain * classes + class
     test: Files
-    labels_in_digest: bool = False
+    labels_in_digest: bool = False  # labels are part of the content, because paths and order do not determine them
 
     def path(self, name: bytes) -> Path:
         return self.root / os.fsdecode(name)
@@ -122,12 +114,8 @@ def read_file(path: Path) -> bytes:
 def decode(path: Path, content: bytes, size: int, *, resize: bool) -> np.ndarray:
     """Return an image as uint8 (3, size, size). EXIF rotation is applied, and transparent parts become black.
 
-    Args:
-        path: The image file, for messages.
-        content: What the file holds.
-        size: Width and height to return.
-        resize: If set, the shorter side is resized to `size`, and the middle of the longer one is kept. Otherwise,
-            images of another size are refused.
+    With `resize`, the shorter side is resized, and the middle of the longer one is kept; otherwise, images of another
+    size are refused.
     """
     from PIL import Image, ImageOps
 

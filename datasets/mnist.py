@@ -29,7 +29,6 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-UINT8 = 0x08  # the type of numbers in these files
 
 
 class Mnist(Dataset):
@@ -76,7 +75,8 @@ def _files(base_path: Path) -> list[Path] | None:
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """Return the bytes of an idx file, gzipped or not. It must have this shape; nothing beyond it is read."""
-    header = bytes([0, 0, UINT8, len(shape)]) + np.array(shape, ">u4").tobytes()
+    # An idx file starts with two zeros, 8 for bytes, the number of axes, and their lengths.
+    header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
     size = len(header) + math.prod(shape)
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:

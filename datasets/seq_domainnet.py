@@ -54,7 +54,7 @@ class SeqDomainNet(StreamedDomains):
         layout = "the lists <domain>_train.txt and <domain>_test.txt, and the images that they name"
         root = find_root(Path(config.base_path), FOLDER, [f"{DOMAINS[0]}_train.txt"], layout)
         train, test = (self._files(root, part) for part in ("train", "test"))
-        return ImageFiles(root, class_names(train, self.n_classes), train, test, labels_in_digest=True)
+        return ImageFiles(root, [*map(str, range(self.n_classes))], train, test, labels_in_digest=True)
 
     def _files(self, root: Path, part: str) -> Files:
         names, labels = [], []
@@ -78,12 +78,3 @@ def read_list(path: Path, n_classes: int) -> list[tuple[bytes, int]]:
     if not rows:
         raise UsageError(f"{path} lists no images")
     return rows
-
-
-def class_names(files: Files, n_classes: int) -> list[str]:
-    """Return the name of the folder of each class's first image, or its number if it has none."""
-    names = [str(label) for label in range(n_classes)]
-    labels, first = np.unique(files.labels % n_classes, return_index=True)
-    for label, index in zip(labels.tolist(), first.tolist(), strict=True):
-        names[label] = Path(files.names[index].decode(errors="replace")).parent.name or names[label]
-    return names

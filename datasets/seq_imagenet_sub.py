@@ -57,7 +57,10 @@ class SeqImageNetSub(StreamedImages, ClassDataset):
     def files(self, config: Config) -> ImageFiles:
         layout = "train/<synset>/*.JPEG and val/<synset>/*.JPEG"
         root = find_root(Path(config.base_path), FOLDER, ["train", "val"], layout)
-        classes = _listed_classes(root, config.class_list) if config.class_list else draw_classes(root)
+        classes = list(config.class_list or draw_classes(root))
+        for name in classes:
+            if classes.count(name) > 1 or "/" in name or not (root / "train" / name).is_dir():
+                raise UsageError(f"--class_list: {name[:80]!r} is no class folder in {root / 'train'}, or listed twice")
         train, test = ([images_in(root / part / name) for name in classes] for part in ("train", "val"))
         return ImageFiles(root, classes, files_by_label(root, train), files_by_label(root, test), labels_in_digest=True)
 
@@ -72,12 +75,3 @@ def draw_classes(root: Path) -> list[str]:
         )
     np.random.RandomState(SHUFFLE_SEED).shuffle(synsets)  # the generator that other papers drew them with
     return synsets[:N_CLASSES].tolist()
-
-
-def _listed_classes(root: Path, classes: tuple[str, ...]) -> list[str]:
-    for number, name in enumerate(classes):
-        if name in classes[:number]:
-            raise UsageError(f"--class_list has {name[:80]!r} more than once")
-        if "/" in name or not (root / "train" / name).is_dir():
-            raise UsageError(f"--class_list: {name[:80]!r} is no class folder in {root / 'train'}")
-    return list(classes)

@@ -20,9 +20,9 @@ def stream(**flags):
     return dataset.stream(options, dataset.spec(options))
 
 
-def task_data(found, part, task):
+def task_data(result, part, task):
     """All samples of a task."""
-    return found.task_data(task) if part == "train" else next(found.test(task, 10**6))
+    return result.task_data(task) if part == "train" else next(result.test(task, 10**6))
 
 
 def test_sizes_of_the_classes_are_those_of_the_files():
@@ -53,14 +53,14 @@ def test_mean_and_std_are_those_of_the_training_images():
 @pytest.mark.parametrize("seed", [0, 1, 7])
 @pytest.mark.parametrize("n_tasks", [2, 5, 10])
 def test_tasks_have_classes_of_their_own(seed, n_tasks):
-    found = stream(seed=seed, n_tasks=n_tasks)
+    result = stream(seed=seed, n_tasks=n_tasks)
     per_task = 10 // n_tasks
-    assert len(found.train_sizes) == found.spec.n_tasks == n_tasks
-    assert tuple(found.train_sizes) == found.spec.train_sizes
+    assert len(result.train_sizes) == result.spec.n_tasks == n_tasks
+    assert tuple(result.train_sizes) == result.spec.train_sizes
     for task in range(n_tasks):
         own = list(range(task * per_task, (task + 1) * per_task))
-        for part, sizes in (("train", found.spec.train_sizes), ("test", found.spec.test_sizes)):
-            split = task_data(found, part, task)
+        for part, sizes in (("train", result.spec.train_sizes), ("test", result.spec.test_sizes)):
+            split = task_data(result, part, task)
             assert split.labels.unique().tolist() == own
             assert split.labels.tolist() == split.labels_host.tolist()
             assert split.tasks.tolist() == split.tasks_host.tolist() == [task] * sizes[task]

@@ -52,8 +52,8 @@ def test_every_domain_is_a_task_with_the_images_of_its_lists(tree, below):
         ("test", stream.test_data, stream.test_ranges),
     ):
         for domain, (start, stop) in zip(DOMAINS, ranges, strict=True):
-            found = [f"{n} {label}" for n, label in zip(names(files), files.labels, strict=True)][start:stop]
-            assert found == in_list(tree, f"{domain}_{part}.txt")
+            result = [f"{n} {label}" for n, label in zip(names(files), files.labels, strict=True)][start:stop]
+            assert result == in_list(tree, f"{domain}_{part}.txt")
     (batch,) = stream.test(3, 10)
     assert batch.tasks_host.tolist() == [3, 3]
     flat = pixels((3, 1, 2), 32)[2::4, 2::4]  # the middle of every block, which enlarging leaves alone
@@ -69,9 +69,9 @@ def test_validation_holds_out_a_share_of_every_class_of_every_domain(tree):
 
 def test_missing_data(tmp_path, run_main):
     assert "--base_path" in refusal(run_main(*COMMAND, "--base_path", str(tmp_path)))
-    told = run_main(*COMMAND, "--base_path", str(tmp_path), "--dry_run", "--batch_size", "100000")
-    assert told.code == 0
-    assert "steps: 8 in 6 tasks" in told.stdout
+    finished = run_main(*COMMAND, "--base_path", str(tmp_path), "--dry_run", "--batch_size", "100000")
+    assert finished.code == 0
+    assert "steps: 8 in 6 tasks" in finished.stdout
 
 
 def test_other_label_of_an_image_is_other_data(tree):

@@ -63,8 +63,8 @@ def test_truncated_cache_is_written_again(tmp_path, length):
 def test_cache_that_cannot_be_written_costs_time_only(tmp_path, capsys):
     fill(tmp_path)
     (tmp_path / "file").write_text("in the way")
-    found = stream(tmp_path, cache_path=str(tmp_path / "file"))
-    assert len(found.train_data) == 12
+    result = stream(tmp_path, cache_path=str(tmp_path / "file"))
+    assert len(result.train_data) == 12
     (line,) = capsys.readouterr().err.splitlines()
     assert "--cache_path" in line
 

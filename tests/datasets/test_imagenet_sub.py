@@ -47,9 +47,9 @@ def shuffled(count):
 def test_default_classes_are_those_that_other_papers_drew(tmp_path):
     for number in range(1000):
         (tmp_path / "train" / f"n{number:08d}").mkdir(parents=True)
-    found = seq_imagenet_sub.draw_classes(tmp_path)
-    assert found == [f"n{number:08d}" for number in shuffled(1000)[:100]]
-    assert found[:5] == ["n00000054", "n00000007", "n00000894", "n00000512", "n00000126"]
+    result = seq_imagenet_sub.draw_classes(tmp_path)
+    assert result == [f"n{number:08d}" for number in shuffled(1000)[:100]]
+    assert result[:5] == ["n00000054", "n00000007", "n00000894", "n00000512", "n00000126"]
 
 
 @pytest.mark.parametrize("below", ["", "ImageNet"])
@@ -132,7 +132,7 @@ def test_facts_of_the_whole_data_set():
 
 
 def test_dry_run_without_the_images_counts_none_of_them_as_memory(run_main, tmp_path):
-    told = run_main("--model", "er", "--dataset", "seq-imagenet-sub", "--base_path", str(tmp_path), "--dry_run")
-    assert told.code == 0, told.stderr
-    assert "steps: 4070 in 10 tasks" in told.stdout
-    assert "data 0.0, buffer 393.3," in told.stdout
+    finished = run_main("--model", "er", "--dataset", "seq-imagenet-sub", "--base_path", str(tmp_path), "--dry_run")
+    assert finished.code == 0, finished.stderr
+    assert "steps: 4070 in 10 tasks" in finished.stdout
+    assert "data 0.0, buffer 393.3," in finished.stdout

@@ -86,7 +86,7 @@ def refusal(folder):
 
 def check_pickled_content(folder):
     """By sorted synset, the first images of a class train and the last ones test."""
-    found = stream(folder)
+    result = stream(folder)
     images_of = {
         synset: value["image_data"][members]
         for value in pickles().values()
@@ -94,7 +94,7 @@ def check_pickled_content(folder):
     }
     for label, synset in enumerate(sorted(SYNSETS)):
         wanted = images_of[synset].transpose(0, 3, 1, 2)
-        train, test = found.train_data, found.test_data
+        train, test = result.train_data, result.test_data
         assert np.array_equal(train.images[train.labels == label].numpy(), wanted[:TRAIN])
         assert np.array_equal(test.images[test.labels == label].numpy(), wanted[-TEST:])
 
@@ -102,9 +102,9 @@ def check_pickled_content(folder):
 @pytest.mark.parametrize("seed", [0, 2])
 def test_arrays_arrive_pixel_by_pixel(tmp_path, seed):
     content = write_arrays(tmp_path)
-    found = stream(tmp_path, seed=seed)
+    result = stream(tmp_path, seed=seed)
     place = np.random.default_rng(42 + seed).permutation(N_CLASSES) if seed else np.arange(N_CLASSES)
-    for part, data in (("train", found.train_data), ("test", found.test_data)):
+    for part, data in (("train", result.train_data), ("test", result.test_data)):
         images, labels = content[f"{part}_x.npy"], content[f"{part}_y.npy"]
         for label in range(N_CLASSES):
             mine = data.images[data.labels == int(place[label])].numpy()

@@ -70,11 +70,11 @@ def stream(base_path, name="seq-mnist", **flags):
     return dataset.stream(config, dataset.spec(config))
 
 
-def check_content(raw, found):
+def check_content(raw, result):
     """Every image of every digit, in an order of the content's own."""
     for part, images, labels in (
-        (found.train_data, raw.train_images, raw.train_labels),
-        (found.test_data, raw.test_images, raw.test_labels),
+        (result.train_data, raw.train_images, raw.train_labels),
+        (result.test_data, raw.test_images, raw.test_labels),
     ):
         for digit in range(10):
             mine = [bytes(image) for image in part.images[part.labels == digit].numpy()]
@@ -87,11 +87,11 @@ def check_content(raw, found):
 @pytest.mark.parametrize(("place", "gzipped"), [("MNIST/raw", ()), ("MNIST", FILES), (".", FILES[1:3])])
 def test_pixels_and_labels_arrive(tmp_path, raw, place, gzipped):
     write(tmp_path / place, raw, gzipped=gzipped)
-    found = stream(tmp_path)
-    check_content(raw, found)
-    assert found.spec.image_shape == (1, 28, 28)
-    assert found.spec.train_sizes == (3 + 4, 5 + 6, 7 + 8, 9 + 10, 11 + 12)
-    assert found.spec.test_sizes == (12 + 11, 10 + 9, 8 + 7, 6 + 5, 4 + 3)
+    result = stream(tmp_path)
+    check_content(raw, result)
+    assert result.spec.image_shape == (1, 28, 28)
+    assert result.spec.train_sizes == (3 + 4, 5 + 6, 7 + 8, 9 + 10, 11 + 12)
+    assert result.spec.test_sizes == (12 + 11, 10 + 9, 8 + 7, 6 + 5, 4 + 3)
 
 
 def test_what_is_nowhere_is_downloaded_where_torchvision_puts_it(tmp_path, raw, monkeypatch):
@@ -116,14 +116,14 @@ def test_failed_download_says_what_to_put_where(tmp_path, raw):
 @pytest.mark.parametrize("name", ["perm-mnist", "rot-mnist"])
 def test_every_task_of_domain_il_has_all_images(tmp_path, raw, name):
     write(tmp_path, raw)
-    found = stream(tmp_path, name, n_tasks=3)
-    assert found.spec.setting == "domain"
-    assert found.spec.train_sizes == (TRAIN_SIZES.sum(),) * 3
-    assert found.spec.test_sizes == (TEST_SIZES.sum(),) * 3
-    assert found.spec.augmentation == ()
-    assert (found.spec.mean, found.spec.std) == ((0.0,), (1.0,))
-    train = [found.task_data(task).images for task in range(3)]
-    assert not torch.equal(train[0], found.train_data.images)
+    result = stream(tmp_path, name, n_tasks=3)
+    assert result.spec.setting == "domain"
+    assert result.spec.train_sizes == (TRAIN_SIZES.sum(),) * 3
+    assert result.spec.test_sizes == (TEST_SIZES.sum(),) * 3
+    assert result.spec.augmentation == ()
+    assert (result.spec.mean, result.spec.std) == ((0.0,), (1.0,))
+    train = [result.task_data(task).images for task in range(3)]
+    assert not torch.equal(train[0], result.train_data.images)
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert not torch.equal(train[one], train[other])
     again, other_seed = stream(tmp_path, name, n_tasks=7), stream(tmp_path, name, n_tasks=3, seed=1)

@@ -48,13 +48,13 @@ def by_definition(image, degrees):
 def test_other_angles_interpolate(degrees):
     before = images(2)
     after = rotated(before, *rotation(degrees, 28))[:, 0].numpy().astype(float)
-    for image, found in zip(before[:, 0].numpy(), after, strict=True):
-        difference = found - by_definition(image, degrees)
+    for image, result in zip(before[:, 0].numpy(), after, strict=True):
+        difference = result - by_definition(image, degrees)
         assert np.abs(difference).max() < 2.5  # places are rounded to 1/256 of a pixel
         assert abs(difference.mean()) < 0.1
         theirs = np.asarray(Image.fromarray(image).rotate(degrees, Image.Resampling.BILINEAR), dtype=float)
         inside = (slice(6, 22), slice(6, 22))  # Pillow does not fade into what lies beyond
-        assert np.abs(found[inside] - theirs[inside]).max() < 4
+        assert np.abs(result[inside] - theirs[inside]).max() < 4
 
 
 def test_chunks_change_nothing():

@@ -66,9 +66,9 @@ def stream(base_path, **flags):
     return dataset.stream(config, dataset.spec(config))
 
 
-def check_content(tiny, found):
+def check_content(tiny, result):
     for label, name in enumerate(CLASSES):
-        for part, data in (("train", found.train_data), ("test", found.test_data)):
+        for part, data in (("train", result.train_data), ("test", result.test_data)):
             assert np.array_equal(data.images[data.labels == label].numpy(), tiny.images[part, name])
 
 
@@ -101,20 +101,6 @@ def test_images_are_decoded_once_and_a_changed_label_is_another_run(tiny, tmp_pa
     assert not np.array_equal(second.test_data.images, first.test_data.images)
     tiny.write_lists(sorted(CLASSES))
     assert stream(tiny.root, cache_path=str(cache)).spec.fingerprint != second.spec.fingerprint
-
-
-# --- what is refused ----------------------------------------------------------------------------------------------
-
-
-def test_missing_data_say_what_to_put_where(tmp_path, run_main, results):
-    command = ["--model", "er", "--dataset", "seq-tinyimg", "--n_tasks", "2", "--base_path", str(tmp_path / "none")]
-    finished = run_main(*command)
-    assert finished.code == 2
-    (line,) = finished.stderr.splitlines()
-    for words in (str(tmp_path / "none"), "--base_path", FOLDER, "wnids.txt", "val_annotations.txt"):
-        assert words in line
-    assert not results.exists()
-    assert run_main(*command, "--dry_run").code == 0
 
 
 def test_facts_of_the_whole_data_set(monkeypatch):

@@ -64,10 +64,10 @@ def test_known_draws_are_torchvisions_crop_and_flip(padding):
     images = torch.from_numpy(draw.integers(0, 256, (50, 3, 6, 7), dtype=np.uint8))
     rows, columns = draw.integers(0, 2 * padding + 1, (2, 50))
     flipped = draw.integers(0, 2, (1, 50))
-    found = Flip().on_host(Crop(padding).on_host(images.numpy(), np.stack([rows, columns])), flipped)
+    result = Flip().on_host(Crop(padding).on_host(images.numpy(), np.stack([rows, columns])), flipped)
     for index, image in enumerate(images):
         crop = T.crop(T.pad(image, padding), rows[index], columns[index], 6, 7)
-        assert torch.equal(torch.from_numpy(found[index]), T.hflip(crop) if flipped[0, index] else crop)
+        assert torch.equal(torch.from_numpy(result[index]), T.hflip(crop) if flipped[0, index] else crop)
 
 
 def test_draws_are_addressed():
@@ -96,9 +96,9 @@ def windows(side: int, count: int) -> np.ndarray:
     """(4, count) tops, lefts, heights and widths of windows that fit, the whole image and one pixel among them."""
     draw = np.random.default_rng(0)
     height, width = draw.integers(1, side + 1, (2, count))
-    found = np.stack([draw.integers(0, side - height + 1), draw.integers(0, side - width + 1), height, width])
-    found[:, 0], found[:, 1] = (0, 0, side, side), (side - 1, 2, 1, 1)
-    return found
+    result = np.stack([draw.integers(0, side - height + 1), draw.integers(0, side - width + 1), height, width])
+    result[:, 0], result[:, 1] = (0, 0, side, side), (side - 1, 2, 1, 1)
+    return result
 
 
 @pytest.mark.parametrize(("side", "size"), [(40, 35), (20, 33), (32, 8)])
@@ -164,9 +164,9 @@ def test_drawn_windows_by_hand():
     area, aspect, place = draw.random((10, 200)), draw.random((10, 200)), draw.random((2, 200))
     area[0, ::3], aspect[0, ::3] = 0.99, 0.9  # which does not fit
     area[:, 5], aspect[:, 5] = 0.99, 0.05  # nor do any of these
-    found = RandomResizedCrop(28, 32).draw(Tape(area, aspect, place), 200)
+    result = RandomResizedCrop(28, 32).draw(Tape(area, aspect, place), 200)
     expected = [window_by_hand(area[:, k], aspect[:, k], place[:, k], 32) for k in range(200)]
-    assert found.T.tolist() == expected
+    assert result.T.tolist() == expected
     assert expected[5] == [0, 0, 32, 32]
 
 

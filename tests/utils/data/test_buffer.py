@@ -218,9 +218,9 @@ def test_balanced_draws_have_as_many_of_every_task_as_the_buffer_allows(mode, he
 
 def test_what_is_left_over_goes_to_every_task_alike():
     """One of three tasks gets one more, whether it has many samples or few."""
-    found = np.array([balanced_counts([30, 5, 10], 7, step) for step in range(900)])
-    assert set(map(tuple, found.tolist())) == {(3, 2, 2), (2, 3, 2), (2, 2, 3)}
-    assert stats.chisquare((found == 3).sum(0)).pvalue > 1e-3
+    result = np.array([balanced_counts([30, 5, 10], 7, step) for step in range(900)])
+    assert set(map(tuple, result.tolist())) == {(3, 2, 2), (2, 3, 2), (2, 2, 3)}
+    assert stats.chisquare((result == 3).sum(0)).pvalue > 1e-3
 
 
 def test_samples_of_a_task_are_equally_likely():

@@ -41,11 +41,11 @@ def stream(num_workers=0, decode=look_up) -> FileStream:
     return FileStream(SPEC, *data, *where, MEMORY.seed, MEMORY.batch_size, decode, num_workers)
 
 
-def check_equal(found, expected):
-    found, expected = list(found), list(expected)
-    assert len(found) == len(expected)
-    assert all(same(*pair) for pair in zip(found, expected, strict=True))
-    for batch in found:
+def check_equal(result, expected):
+    result, expected = list(result), list(expected)
+    assert len(result) == len(expected)
+    assert all(same(*pair) for pair in zip(result, expected, strict=True))
+    for batch in result:
         assert (batch.images.dtype, batch.labels.dtype, batch.tasks.dtype) == (torch.uint8, torch.int64, torch.int64)
 
 
@@ -96,8 +96,8 @@ def test_torch_s_own_randomness_is_left_alone():
 
 
 def children() -> list[int]:
-    found = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children").read_text().split()
-    return [int(pid) for pid in found]
+    result = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/children").read_text().split()
+    return [int(pid) for pid in result]
 
 
 def test_workers_end_with_the_iterator_and_ignore_what_stops_a_run():
@@ -161,15 +161,15 @@ def dying(name):
 @pytest.mark.parametrize("workers", WORKERS)
 def test_file_that_cannot_be_read_is_one_line_when_its_turn_comes(workers):
     order = [int(image[0, 0, 0]) for batch in MEMORY.batches(2, 0, 0) for image in batch.images]
-    found = []
+    result = []
     with pytest.raises(UsageError, match=r"^cannot read the image train/25$"):
-        found.extend(stream(workers, refusing).batches(2, 0, 0))
-    assert len(found) == order.index(25) // MEMORY.batch_size
+        result.extend(stream(workers, refusing).batches(2, 0, 0))
+    assert len(result) == order.index(25) // MEMORY.batch_size
 
 
 def test_worker_that_dies_fails_the_run_in_one_line(monkeypatch):
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))  # seconds, instead of 5
-    with pytest.raises(RunFailed, match="worker process") as told:
+    with pytest.raises(RunFailed, match="worker process") as caught:
         list(stream(1, dying).batches(2, 0, 0))
-    assert "\n" not in str(told.value)
-    assert "--num_workers" in str(told.value)
+    assert "\n" not in str(caught.value)
+    assert "--num_workers" in str(caught.value)

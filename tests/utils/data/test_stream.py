@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import CPU, make_spec, make_stream, sample_numbers
 
-from utils.data.stream import make_batch, ranges
+from utils.data.stream import ranges
 from utils.step import Batch
 
 SPEC = make_spec(n_tasks=3, n_classes=6, train_sizes=(10, 7, 12), test_sizes=(5, 6, 4))
@@ -95,14 +95,14 @@ def test_joined_samples_come_once_in_every_epoch_as_they_are(stream, epoch):
     assert [len(batch) for batch in batches] == [4, 4, 4, 1]
     own = list(range(10, 17))
     assert sorted(numbers(batches)) == own + list(range(100, 106))
-    found = {}
+    result = {}
     for batch in batches:
         assert batch.labels.tolist() == batch.labels_host.tolist()
         assert batch.tasks.tolist() == batch.tasks_host.tolist()
         at = sample_numbers(batch.images).tolist()
-        found |= dict(zip(at, zip(batch.labels.tolist(), batch.tasks.tolist(), strict=True), strict=True))
-    assert {number: found[number] for number in range(100, 106)} == {100 + k: (60 + k, 70 + k) for k in range(6)}
-    assert {number: found[number] for number in own} == {n: (int(stream.train_data.labels_host[n]), 1) for n in own}
+        result |= dict(zip(at, zip(batch.labels.tolist(), batch.tasks.tolist(), strict=True), strict=True))
+    assert {number: result[number] for number in range(100, 106)} == {100 + k: (60 + k, 70 + k) for k in range(6)}
+    assert {number: result[number] for number in own} == {n: (int(stream.train_data.labels_host[n]), 1) for n in own}
 
 
 # --- all tasks as one -----------------------------------------------------------------------------------------
@@ -118,23 +118,6 @@ def test_merged_stream_trains_all_tasks_as_one(stream):
     for batch in batches:
         assert batch.labels.tolist() == stream.train_data.labels_host[sample_numbers(batch.images)].tolist()
     assert numbers(as_single_task.in_order(0, 5)) == list(range(29))
-
-
-def test_merged_stream_of_shared_images_has_each_task_s_own():
-    images = np.arange(4 * 3 * 8 * 8, dtype=np.uint64).reshape(4, 3, 8, 8).astype(np.uint8)
-    data = make_batch(images, np.array([0, 1, 2, 3]))
-    spec = make_spec("domain", train_sizes=(4, 4), test_sizes=(4, 4))
-    transforms = (lambda x: x, lambda x: 255 - x)
-    stream = make_stream(spec)
-    stream = replace(
-        stream, train_data=data, test_data=data, train_ranges=((0, 4),) * 2, test_ranges=((0, 4),) * 2,
-        transforms=transforms,
-    ).as_single_task()  # fmt: skip
-    (whole,) = stream.in_order(0, 100)
-    assert torch.equal(whole.images, torch.cat([data.images, 255 - data.images]))
-    assert whole.labels.tolist() == [0, 1, 2, 3] * 2
-    assert whole.tasks.tolist() == [0] * 8
-    assert stream.train_sizes == [8]
 
 
 # --- in order, test, device -----------------------------------------------------------------------------------

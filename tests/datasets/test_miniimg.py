@@ -191,3 +191,27 @@ def test_only_an_exact_list_of_names_is_admitted(tmp_path, name):
     (tmp_path / "x.pkl").write_bytes("c{}\n{}\n(Vx\ntR.".format(*name.split()).encode())
     with pytest.raises(UsageError, match="refused"):
         load_numpy_pickle(tmp_path / "x.pkl")
+
+
+def dtype_with_state(state):
+    """A pickle of an array of numbers whose dtype brings a state of its own, which numpy would trust."""
+
+    class Dtype:
+        def __reduce__(self):
+            return np.dtype, ("u1", False, True), state
+
+    class Array:
+        def __reduce__(self):
+            whole = (1, (3,), Dtype(), False, b"abc")
+            return np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"), whole
+
+    return pickle.dumps(Array(), protocol=4)
+
+
+@pytest.mark.parametrize(
+    "state", [(3, "|", None, ("x",), {"x": 3}, 2**40, 1, 64), (3, "|", None, None, None, -1, -1, 63)]
+)
+def test_state_of_a_dtype_cannot_reach_numpy(tmp_path, state):
+    path = tmp_path / "x.pkl"
+    path.write_bytes(dtype_with_state(state))
+    assert load_numpy_pickle(path).tolist() == list(b"abc")

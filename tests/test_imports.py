@@ -108,7 +108,6 @@ FORBIDDEN = {  # by package: what it must not import
     "utils.run": ("scripts", "utils.studies", "utils.figures"),
     "utils.studies": ("scripts",),
     "utils.figures": ("scripts",),
-    "utils.theory": ("scripts",),
 }
 ALLOWED = {"utils/results.py": "utils.run"}  # reads what runs have left
 INTERNAL = ("utils.config.resolve", "utils.config.parser", "utils.config.loop_options", "utils.config.plugins")

@@ -17,7 +17,7 @@ from utils.studies.results import tabulate
 from utils.studies.runs import Runs
 from utils.studies.selection import Selection
 from utils.studies.study import STUDIES
-from utils.theory.weights import effective_weights
+from utils.theory import effective_weights
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from utils.figures.style import colour_of, faint, grid_of_axes, ink
-from utils.theory.kappa import best_kappa, distances
-from utils.theory.weights import cma, ema, kappa_momentum, statistical_weights, task_lengths
+from utils.theory import best_kappa, cma, distances, ema, kappa_momentum, statistical_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -20,7 +19,7 @@ SHARES = {"1/2": (1 / 2, "adab2n"), "1/3": (1 / 3, "cn"), "1/5": (1 / 5, "bn")} 
 
 def weights_and_kappa() -> Drawing:
     figure, [[left, right]] = grid_of_axes(1, 2, 2.6)
-    lengths, steps, tasks = task_lengths(TASKS, BATCHES), TASKS * BATCHES, np.arange(1, TASKS + 1)
+    lengths, steps, tasks = [BATCHES] * TASKS, TASKS * BATCHES, np.arange(1, TASKS + 1)
     schedules = {
         "EMA": (ema(steps), "bn"),
         "κ = 0.1": (kappa_momentum(steps, 0.1), "adab2n"),
@@ -36,10 +35,10 @@ def weights_and_kappa() -> Drawing:
     left.legend()
     kappas = np.geomspace(1e-5, 1, 200)
     for name, (share, norm) in SHARES.items():
-        best = best_kappa(TASKS, LONG, share)
-        curve = distances(kappas, task_lengths(TASKS, LONG), share)
+        best = best_kappa([LONG] * TASKS, share)
+        *curve, shortest = distances([*kappas, best], [LONG] * TASKS, share)
         right.plot(kappas, curve, color=colour_of(norm), label=f"r = {name}")
-        right.plot(best.kappa, best.distance, "o", markersize=4, color=colour_of(norm))
+        right.plot(best, shortest, "o", markersize=4, color=colour_of(norm))
     right.axvspan(0.1, 1, color=faint(), alpha=0.35, linewidth=0)
     right.text(0.32, right.get_ylim()[1], "the paper's\ngrid", fontsize=6, ha="center", va="top")
     right.set(xscale="log", xlabel="κ", ylabel="distance to equal weights", title=f"{TASKS} tasks of {LONG} batches")

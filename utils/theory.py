@@ -9,8 +9,8 @@ the tasks before it in equal parts. In all functions
 - weights are "as it is" unless `printed`: Theorem 1 as printed divides what a batch replays by T - 1 where it is
   divided among the g - 1 tasks before it, and lets the first task replay, too, where r = 1 whatever r says.
 
-Eq. 17 weighs batches as an EMA does that keeps (1 - eta)^kappa, whatever eta_0 is (proof: docs/theory.md). So the weight
-of a whole task is a closed form, and `best_kappa` takes no longer where there are more batches.
+Eq. 17 weighs batches as an EMA does that keeps (1 - eta)^kappa, whatever eta_0 is (proof: docs/theory.md). So a whole
+task has a weight in closed form, and `best_kappa` takes no longer where there are more batches.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from utils.run.training import Cursor, Training
 from utils.step import Batch, StepIndex
 
 TASKS, CLASSES = 5, 10
+T = TypeVar("T")
 
 # --- timing -----------------------------------------------------------------------------------------------------------
 
@@ -38,9 +39,7 @@ def now() -> float:
     return time.perf_counter()
 
 
-def interleaved(
-    candidates: Mapping[str, Callable[[], object]], repetitions: int, warmup: int = 3
-) -> dict[str, np.ndarray]:
+def interleaved(candidates: Mapping[T, Callable[[], object]], repetitions: int, warmup: int = 3) -> dict[T, np.ndarray]:
     """Return the seconds of every repetition of every candidate.
 
     Every repetition runs each candidate once, in rotating order, so that noise of the machine hits all alike.
@@ -72,10 +71,6 @@ def median_ms(seconds: np.ndarray) -> float:
     return float(np.median(seconds)) * 1e3
 
 
-def ratio_text(entry: Mapping[str, float]) -> str:
-    return f"{entry['ratio']:.3f} [{entry['low']:.3f}, {entry['high']:.3f}]"
-
-
 # --- the machine ------------------------------------------------------------------------------------------------------
 
 
@@ -97,35 +92,25 @@ def machine(threads: int) -> dict[str, Any]:
     }
 
 
-def has_bfloat16() -> bool:
-    """Return whether the hardware computes in bfloat16, so that it may be faster."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported()
-
-
 # --- workloads --------------------------------------------------------------------------------------------------------
 
 
-def norm_options(norm: str, width: int) -> dict[str, int]:
+def norm_options(norm: str, width: int) -> dict[str, Any]:
     """Return the options that a norm needs at a width: half as many groups as channels, as in the paper's 32 and 64."""
     return {"groups": width // 2} if norm in ("gn", "cn") else {}
 
 
-def norm_stack(shapes: list[tuple[int, int]], batch: int, norm: str, **options: Any) -> Callable[[], None]:
-    """Return a function that runs forward and backward of these layers, each on an input of its own."""
+def norm_layers(width: int, batch: int, norm: str, **options: Any) -> Callable[[], None]:
+    """Return a function that runs forward and backward of ResNet-18's 20 norm layers, each on an input of its own."""
     factory, device = norm_factory(norm, **options), pick_device("auto")
+    shapes = [(width * 2**stage, 32 // 2**stage) for stage in range(4) for _ in range(5)]
     layers = [factory(channels, spatial=(side, side)).to(device) for channels, side in shapes]
     factory.shared.to(device)
     for task in range(TASKS):
         factory.shared.begin_task(n_classes=task + 1)
-    parameters = [p for module in (*layers, factory.shared) for p in module.parameters()]
-    draw = torch.Generator().manual_seed(0)
-    inputs, gradients = (
-        [torch.randn(batch, channels, side, side, generator=draw).to(device) for channels, side in shapes]
-        for _ in range(2)
-    )
-    leaves = [*(tensor.requires_grad_() for tensor in inputs), *parameters]
+    inputs, gradients = ([torch.randn(batch, c, side, side, device=device) for c, side in shapes] for _ in range(2))
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+    leaves += [parameter for module in (*layers, factory.shared) for parameter in module.parameters()]
     tasks = torch.cat([torch.full((batch // 2,), TASKS - 1), torch.arange(batch - batch // 2) % TASKS]).to(device)
 
     def forward_and_backward() -> None:

@@ -7,17 +7,15 @@ compiled step's time over the plain step's, and AdaB2N's over BN's in both.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from scripts.bench.common import has_bfloat16, interleaved, median_ms, now, ratio, ratio_text, training_step
-from utils.tables import aligned
+import torch
+
+from scripts.bench.common import interleaved, median_ms, now, ratio, training_step
 
 NORMS, WAYS = ("bn", "adab2n"), ("plain", "compiled")
-RATIOS = {
-    **{f"{norm}: compiled / plain": (f"{norm}, compiled", f"{norm}, plain") for norm in NORMS},
-    **{f"adab2n / bn, {way}": (f"adab2n, {way}", f"bn, {way}") for way in WAYS},
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,30 +25,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--amp", nargs="+", choices=["none", "bfloat16"], help=text)
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    results = {}
-    for width, amp in product(arguments.widths, arguments.amp or ["none", *(["bfloat16"] if has_bfloat16() else [])]):
-        title = f"{arguments.model}, width {width}" + ("" if amp == "none" else f", {amp}")
+def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    cuda = torch.cuda.is_available()
+    fast = torch.cuda.is_bf16_supported(False) if cuda else torch.cpu._is_avx512_bf16_supported()
+    for width, amp in product(arguments.widths, arguments.amp or ["none", *["bfloat16"] * fast]):
         options = {"model": arguments.model, "num_filters": width, "amp": amp, "replay_forward": "joint"}
-        results[title] = numbers = measure_ways(options, arguments.repetitions)
-        rows = [[title, ""], *([f"{name}, ms", f"{value:.1f}"] for name, value in numbers["ms"].items())]
-        rows += [[f"{norm}: first compiled step, s", f"{numbers['compilation_s'][norm]:.0f}"] for norm in NORMS]
-        rows += [[name, ratio_text(numbers[name])] for name in RATIOS]
-        print(aligned(rows), end="\n\n", flush=True)
-    return results
-
-
-def measure_ways(options: dict[str, Any], repetitions: int) -> dict[str, Any]:
-    candidates, first_step = {}, {}
-    for norm, way in product(NORMS, WAYS):
-        name = f"{norm}, {way}"
-        candidates[name] = training_step(norm=norm, compile=way == "compiled", **options)
-        start = now()
-        candidates[name]()
-        first_step[name] = now() - start
-    seconds = interleaved(candidates, repetitions)
-    return {
-        "ms": {name: median_ms(times) for name, times in seconds.items()},
-        "compilation_s": {norm: first_step[f"{norm}, compiled"] for norm in NORMS},
-        **{title: ratio(seconds[name], seconds[base]) for title, (name, base) in RATIOS.items()},
-    }
+        candidates, first_step = {}, {}
+        for norm, way in product(NORMS, WAYS):
+            candidates[norm, way] = training_step(norm=norm, compile=way == "compiled", **options)
+            start = now()
+            candidates[norm, way]()
+            first_step[norm] = now() - start  # of the compiled step, which is the last
+        seconds = interleaved(candidates, arguments.repetitions)
+        yield (
+            f"{arguments.model}, width {width}" + ("" if amp == "none" else f", {amp}"),
+            {
+                "ms": {", ".join(name): median_ms(times) for name, times in seconds.items()},
+                "compilation_s": first_step,
+                **{f"{n}: compiled / plain": ratio(seconds[n, "compiled"], seconds[n, "plain"]) for n in NORMS},
+                **{f"adab2n / bn, {way}": ratio(seconds["adab2n", way], seconds["bn", way]) for way in WAYS},
+            },
+        )

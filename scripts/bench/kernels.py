@@ -10,7 +10,6 @@ import argparse
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scripts.bench import common
 from utils.run.training import Training
-from utils.tables import aligned
 
 # Calls in the code that Inductor generates, one a line: of its own kernels, and of libraries.
 KERNEL = re.compile(r"^\s+(?:\w+ = )?(?:cpp_fused\w*|triton_\w+)(?:\.run)?\(", re.MULTILINE)
@@ -33,28 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--norms", nargs="+", default=["bn", "gn", "cn", "adab2n"], help="(default bn gn cn adab2n)")
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, dict[str, int]]:
-    rows = [["model, norm", "operations", "kernels", "library calls", "operations / both"]]
-    results = {}
+def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, int]]]:
     for model, norm in product(arguments.models, arguments.norms):
-        counts = results[f"{model}, {norm}"] = count(model, norm, arguments.width)
-        gain = counts["operations"] / (counts["kernels"] + counts["library_calls"])
-        rows.append([f"{model}, {norm}", *map(str, counts.values()), f"{gain:.1f}"])
-    print(aligned(rows), end="\n\n")
-    return results
-
-
-def count(model: str, norm: str, width: int) -> dict[str, int]:
-    options = {"model": model, "norm": norm, "num_filters": width} | common.norm_options(norm, width)
-    plain, compiled = (common.training_in_second_task(**options, compile=way) for way in (False, True))
-    forward_and_backward(plain)  # creates constants
-    with Operations() as operations:
-        forward_and_backward(plain)
-    with generated_code() as graphs:
-        forward_and_backward(compiled)  # its numbers are void
-    code = "\n".join(graphs)
-    kernels, library_calls = (len(pattern.findall(code)) for pattern in (KERNEL, LIBRARY))
-    return {"operations": operations.names.total(), "kernels": kernels, "library_calls": library_calls}
+        options = {"model": model, "norm": norm, "num_filters": arguments.width}
+        options |= common.norm_options(norm, arguments.width)
+        plain, compiled = (common.training_in_second_task(**options, compile=way) for way in (False, True))
+        forward_and_backward(plain)  # creates constants
+        with Operations() as operations:
+            forward_and_backward(plain)
+        code = generated_code(compiled)
+        calls = {"kernels": len(KERNEL.findall(code)), "library_calls": len(LIBRARY.findall(code))}
+        yield f"{model}, {norm}", {"operations": operations.names.total(), **calls}
 
 
 def forward_and_backward(training: Training) -> None:
@@ -82,19 +69,16 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@contextmanager
-def generated_code() -> Iterator[list[str]]:
-    """Collect the code of all graphs that are compiled inside. Its C++ is not built, which would take minutes."""
+def generated_code(training: Training) -> str:
+    """Return the code of a step's graphs. Its C++ is not built, which would take minutes; the numbers are void."""
     from torch._functorch import config as functorch
     from torch._inductor import config as inductor
     from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.graph import GraphLowering
+    from torch._inductor.utils import run_and_get_code
 
-    graphs: list[str] = []
     with (
         inductor.patch(fx_graph_cache=False),
         functorch.patch(enable_autograd_cache=False),
-        patch.object(GraphLowering, "save_output_code", staticmethod(graphs.append)),
         patch.object(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None),
     ):
-        yield graphs
+        return "\n".join(run_and_get_code(forward_and_backward, training)[1])

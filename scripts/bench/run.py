@@ -9,57 +9,54 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from scripts.bench.common import TASKS, median_ms, new_training, norm_options, now, ratio, ratio_text
+from scripts.bench.common import TASKS, interleaved, median_ms, new_training, norm_options, ratio
 from utils.config.loop_options import Interval
 from utils.config.resolve import resolve
 from utils.run.checkpoints import Checkpoints
 from utils.run.observers import JsonLines, Observer
-from utils.run.training import Training
 from utils.step import Step
-from utils.tables import aligned
 
 TESTS_PER_STEP = 2
 
 
-@dataclass
-class Work:
-    """Calls of the network's `output` in one training step, or in an evaluation, which has no labels."""
+class Call(NamedTuple):
+    """A call of the network's `output`."""
 
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]]
-    task: int = -1
-    penalty_weight: float = 0.0
-    labels: torch.Tensor | None = None
+    tasks_begun: int
+    training: bool
+    inputs: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+class Target(NamedTuple):
+    """What a step makes of the calls before it."""
+
+    labels: torch.Tensor
+    penalty_weight: float
 
 
 class Recorder(Observer):
-    """Keeps everything that goes through the network."""
-
-    def __init__(self, net: Any):
-        self.net, self.output, self.work = net, net.output, list[Work]()
-        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        net.output = self.record
+    def __init__(self, method: Any):
+        self.method, self.output, self.work = method, method.net.output, list[Call | Target]()
+        method.net.output = self.record
 
     def record(self, *inputs: Any, **keywords: Any) -> Any:
-        if self.net.training:
-            self.calls.append((inputs, keywords))
-        else:
-            self.work.append(Work([(inputs, keywords)]))
+        self.work.append(Call(self.method.tasks_begun, self.method.net.training, inputs, keywords))
         return self.output(*inputs, **keywords)
 
     def on_step(self, step: Step) -> None:
-        weight = self.net.norms.penalty_weight(step.index.task, len(step.batches) > 1)
-        labels = torch.cat([batch.labels for batch in step.batches.values()])
-        self.work.append(Work(self.calls, step.index.task, weight, labels))
-        self.calls = []
+        weight = self.method.net.norms.penalty_weight(step.index.task, len(step.batches) > 1)
+        self.work.append(Target(torch.cat([batch.labels for batch in step.batches.values()]), weight))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,65 +67,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--norms", nargs="+", default=["bn", "adab2n"], help="(default bn adab2n)")
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    rows, results = [["model, norm, width", "steps/s", "own ms/step", "run / bare loop"]], {}
+def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Time runs and bare loops in turns, each from the beginning."""
     for model, norm, width in product(arguments.models, arguments.norms, arguments.widths):
         options = {"model": model, "norm": norm, "num_filters": width} | norm_options(norm, width)
-        title = f"{model}, {norm}, {width}"
-        results[title] = numbers = measure_run(options, arguments.steps, arguments.repetitions)
-        cells = [f"{numbers['steps_per_s']:.2f}", f"{numbers['own_ms_per_step']:.2f}"]
-        rows.append([title, *cells, ratio_text(numbers["run / bare"])])
-    print(aligned(rows), end="\n\n")
-    return results
+        size = arguments.steps * resolve({"dataset": "seq-cifar10", **options}).batch_size
+        options |= {"train_size": size, "test_size": arguments.steps * TESTS_PER_STEP}
+        training = new_training(**options)
+        recorder = Recorder(training.method)
+        training.observers = [recorder]
+        training.run()
+        candidates = {"run": partial(whole_run, options), "bare": partial(bare_loop, options, recorder.work)}
+        seconds = interleaved(candidates, arguments.repetitions, warmup=0)
+        steps = arguments.steps * TASKS
+        yield (
+            f"{model}, {norm}, {width}",
+            {
+                "steps_per_s": steps / float(np.median(seconds["run"])),
+                "own_ms_per_step": median_ms(seconds["run"] - seconds["bare"]) / steps,
+                "run / bare": ratio(seconds["run"], seconds["bare"]),
+            },
+        )
 
 
-def measure_run(options: dict[str, Any], steps: int, repetitions: int) -> dict[str, Any]:
-    """Time runs and bare loops in turns, each from the beginning."""
-    train_size = steps * resolve({"dataset": "seq-cifar10", **options}).batch_size
-    seconds: dict[str, list[float]] = {"record": [], "run": [], "bare": []}
-    work: list[Work] = []
-    for name in ["record", *["run", "bare", "bare", "run"] * repetitions][: 1 + 2 * repetitions]:
-        training = new_training(train_size, steps * TESTS_PER_STEP, **options)
-        with tempfile.TemporaryDirectory(dir=".") as folder:
-            training.observers = [JsonLines(Path(folder) / "metrics.jsonl")]
-            training.checkpoints = Checkpoints(Path(folder), {}, {}, Interval(seconds=300))
-            if name == "record":
-                recorder = Recorder(training.method.net)
-                training.observers, work = [recorder], recorder.work
-            start = now()
-            if name == "bare":
-                bare_loop(training, work)
-            else:
-                training.run()
-            seconds[name].append(now() - start)
-    whole, bare = np.array(seconds["run"]), np.array(seconds["bare"])
-    return {
-        "run_s": float(np.median(whole)),
-        "bare_s": float(np.median(bare)),
-        "steps_per_s": steps * TASKS / float(np.median(whole)),
-        "own_ms_per_step": median_ms(whole - bare) / (steps * TASKS),
-        "run / bare": ratio(whole, bare),
-    }
+def whole_run(options: dict[str, Any]) -> None:
+    training = new_training(**options)
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        training.observers = [JsonLines(Path(folder) / "metrics.jsonl")]
+        training.checkpoints = Checkpoints(Path(folder), {}, {}, Interval(seconds=300))
+        training.run()
 
 
-def bare_loop(training: Training, work: list[Work]) -> None:
+def bare_loop(options: dict[str, Any], work: list[Call | Target]) -> None:
     """Repeat recorded work with a network and an optimizer that start from the beginning."""
-    method, grown = training.method, 0
+    method, outputs = new_training(**options).method, []
     net: Any = method.net
-    for part in work:
-        net.train(part.labels is not None)
-        if part.labels is None:
-            with torch.no_grad():
-                for inputs, keywords in part.calls:
-                    net.output(*inputs, **keywords)
+    for entry in work:
+        if isinstance(entry, Call):
+            while method.tasks_begun < entry.tasks_begun:
+                method.grow()
+            net.train(entry.training)
+            with torch.set_grad_enabled(entry.training):
+                outputs.append(net.output(*entry.inputs, **entry.keywords))
+            if not entry.training:
+                outputs.clear()
             continue
-        while grown <= part.task:
-            method.grow()
-            grown += 1
-        outputs = [net.output(*inputs, **keywords) for inputs, keywords in part.calls]
-        loss = F.cross_entropy(torch.cat([output.logits for output in outputs]), part.labels)
-        if part.penalty_weight:
-            loss = loss + part.penalty_weight * sum(output.norms.penalty for output in outputs)
+        loss = F.cross_entropy(torch.cat([output.logits for output in outputs]), entry.labels)
+        if entry.penalty_weight:
+            loss = loss + entry.penalty_weight * sum(output.norms.penalty for output in outputs)
+        outputs.clear()
         method.optimizer.zero_grad()
         loss.backward()
         method.optimizer.step()

@@ -1,6 +1,6 @@
 """Draw figures of finished runs, as PDF, SVG and PNG, light and dark.
 
-python -m scripts.figures all                 what the runs of the last sweep allow
+python -m scripts.figures all                 what the runs allow
 python -m scripts.figures fig1 forest --preset smoke
 python -m scripts.figures run RUN_FOLDER      everything about one run
 """
@@ -21,14 +21,11 @@ from utils.errors import UsageError
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     parser = Parser(prog="scripts.figures", description=__doc__)
-    add_plan_arguments(
-        parser, "fig1 ... fig7, tasks, anytime, weights, forest, confounds, z, or all; run RUN_FOLDER for one run"
-    )
-    parser.add_argument("--output", help="folder (default: RESULTS_PATH/figures/PRESET)")
+    text = "fig1 ... fig7, tasks, anytime, weights, forest, confounds, theory, or all; run RUN_FOLDER for one run"
+    add_plan_arguments(parser, text)
+    parser.add_argument("--output", help="folder (default: RESULTS_PATH/figures/PRESET, RUN_FOLDER/figures)")
     arguments = parser.parse_args(words)
     try:
-        if arguments.ids[:1] == ["run"]:
-            return draw_run(arguments)
         arguments.plugins = given_plugins(words)
         return draw_figures(arguments)
     except (UsageError, OSError) as error:
@@ -38,9 +35,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def draw_figures(arguments: Namespace) -> int:
     from utils.config.registry import close_matches
-    from utils.figures.catalogue import FIGURES, draw
+    from utils.figures.catalogue import FIGURES, draw, draw_run
     from utils.studies.request import selection_of
 
+    if arguments.ids[0] == "run":
+        if len(arguments.ids) != 2:
+            raise UsageError("give one folder: python -m scripts.figures run results/runs/NAME")
+        source = Path(arguments.ids[1])
+        print(*draw_run(source, Path(arguments.output or source / "figures")), sep="\n")
+        return 0
     if unknown := [id for id in arguments.ids if id not in {"all", *FIGURES}]:
         matches = close_matches(unknown[0], list(FIGURES))
         raise UsageError(f"unknown figure {unknown[0]!r}{matches} All: {', '.join(FIGURES)}")
@@ -52,17 +55,6 @@ def draw_figures(arguments: Namespace) -> int:
         drawn += bool(paths)
         print(f"{id}: {paths[0] if paths else f'no runs; python -m scripts.reproduce run {FIGURES[id].needs}'}")
     return 0 if drawn else 1
-
-
-def draw_run(arguments: Namespace) -> int:
-    from utils.figures.one_run import draw_run as draw
-
-    if len(arguments.ids) != 2:
-        raise UsageError("give one folder: python -m scripts.figures run results/runs/NAME")
-    source = Path(arguments.ids[1])
-    for path in draw(source, Path(arguments.output or source / "figures")):
-        print(path)
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
-"""The figures: what each shows, and how it is drawn from a selection of runs."""
+"""The figures: what each shows, and how it is drawn from a selection of runs; and everything about one run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from utils.errors import UsageError
 from utils.figures import recorded, tabled
 from utils.figures.style import save
 from utils.figures.theory import weights_and_kappa
+from utils.run.probes import has_recording
+from utils.run.records import BadRecord, read_record
 from utils.studies.claims import CLAIMS, judge
-from utils.studies.compare import Paired, records_by_seed
-from utils.studies.plans import METHODS, ONLINE, PLANS, SETTINGS, Experiment, Plan, places
+from utils.studies.compare import Paired
+from utils.studies.plans import PLANS, Plan
 from utils.studies.results import Table, tabulate
 from utils.studies.selection import Selection
 from utils.studies.study import STUDIES
@@ -35,41 +39,19 @@ def of_table(id: str, draw: Callable[[Table], Drawing | None]) -> Draw:
     return lambda selection: draw(tabulate(PLANS[id], selection))
 
 
-def of_recordings(id: str, draw: Callable[..., Drawing], **arguments: Any) -> Draw:
-    """Draw the finished runs of a plan that have recordings, by norm or as joint training."""
+def of_runs(id: str, draw: Callable[..., Drawing | None], *, records: bool = False) -> Draw:
+    """Draw the finished runs of a plan, as their folders or records by norm or joint training."""
 
     def drawing(selection: Selection) -> Drawing | None:
-        plan, folders = (PLANS | STUDIES)[id], {}
+        plan, runs = (PLANS | STUDIES)[id], {}
         for cell in plan.cells(selection.runs.preset):
             for run in selection.for_plan(plan).final(cell.experiment) or ():
-                if selection.runs.record(run) is not None:
-                    folders["joint" if cell.experiment.model == "joint" else cell.experiment.norm] = run.folder
-        return draw(folders, **arguments) if folders else None
+                if (record := selection.runs.record(run)) is not None:
+                    name = "joint" if cell.experiment.model == "joint" else cell.experiment.norm
+                    runs[name] = record if records else run.folder
+        return draw(runs) if runs else None
 
     return drawing
-
-
-def after_each_task(selection: Selection) -> Drawing | None:
-    curves: dict[str, dict[str, list[list[float]]]] = {}
-    preset = selection.runs.preset
-    for key, buffer in places(preset):
-        for model in ONLINE:
-            for norm in ("bn", "cn", "adab2n", *preset.also):
-                records = records_by_seed(Experiment(model, norm, key, buffer), selection).values()
-                for setting, title in SETTINGS.items():
-                    panel = f"{title}, {METHODS[model]}, {preset.data[key].title}, M = {buffer}"
-                    matrices = [record["results"][setting]["matrix"] for record in records]
-                    means = [[sum(row[: i + 1]) / (i + 1) for i, row in enumerate(matrix)] for matrix in matrices]
-                    curves.setdefault(panel, {})[norm] = means
-    return tabled.after_each_task(curves)
-
-
-def while_training(selection: Selection) -> Drawing | None:
-    plan, records = STUDIES["anytime"], {}
-    for cell in plan.cells(selection.runs.preset):
-        for record in records_by_seed(cell.experiment, selection.for_plan(plan)).values():
-            records[cell.experiment.norm] = record
-    return tabled.while_training(records)
 
 
 def of_claims(claims_by_title: Mapping[str, tuple[str, ...]]) -> Draw:
@@ -103,11 +85,6 @@ def compares(plan: Plan, selection: Selection) -> bool:
     return all(cell.baseline is not None for cell in plan.cells(selection.runs.preset))
 
 
-def z_scores(selection: Selection) -> Drawing | None:
-    ids = ("table2", "table3", "table4", "table8", "table11")
-    return tabled.z_scores([tabulate(PLANS[id], selection) for id in ids])
-
-
 # --- the figures: the paper's, then those that it lacks ---------------------------------------------------------------
 
 FOREST = {"AdaB²N over BN": ("class-il", "task-il"), "AdaB²N over CN": ("above-cn",), "CN over BN": ("cn",)}
@@ -118,26 +95,26 @@ CONFOUNDS = {
     "CN over BN": ("cn",),
     "CN, learned\nover frozen": ("cn-learned",),
 }
+BATCH_STATISTICS, POPULATION_STATISTICS = (
+    partial(recorded.statistics_of_all_layers, kind=kind) for kind in ("batch", "running")
+)
 _FIGURES = (
     Figure("fig1", "Training stability: loss, similarity of gradient and representation, gradient magnitude",
-           of_recordings("fig1", recorded.stability), "fig1"),
+           of_runs("fig1", recorded.stability), "fig1"),
     Figure("fig4", "Batch and population statistics of one norm layer",
-           of_recordings("fig4", recorded.statistics_of_a_layer), "fig4"),
-    Figure("fig6", "Batch statistics of all norm layers",
-           of_recordings("fig6", recorded.statistics_of_all_layers, kind="batch"), "fig6"),
-    Figure("fig7", "Population statistics of all norm layers",
-           of_recordings("fig7", recorded.statistics_of_all_layers, kind="running"), "fig7"),
+           of_runs("fig4", recorded.statistics_of_a_layer), "fig4"),
+    Figure("fig6", "Batch statistics of all norm layers", of_runs("fig6", BATCH_STATISTICS), "fig6"),
+    Figure("fig7", "Population statistics of all norm layers", of_runs("fig7", POPULATION_STATISTICS), "fig7"),
     Figure("fig2", "Gain over BN by batch size and memory size", of_table("fig2", tabled.gains), "fig2"),
     Figure("fig3", "AdaB²N by κ and λ", of_table("fig3", tabled.heat_map), "fig3"),
     Figure("fig5", "Gain over BN by buffer selection and memory size", of_table("fig5", tabled.gains), "fig5"),
-    Figure("tasks", "Accuracy after each task, by norm", after_each_task, "table2"),
-    Figure("anytime", "Accuracy while training", while_training, "anytime"),
+    Figure("tasks", "Accuracy after each task, by norm", tabled.after_each_task, "table2"),
+    Figure("anytime", "Accuracy while training", of_runs("anytime", tabled.while_training, records=True), "anytime"),
     Figure("weights", "Weights of the tasks in batch and running statistics",
-           of_recordings("weights", recorded.task_weights), "weights"),
+           of_runs("weights", recorded.task_weights), "weights"),
     Figure("forest", "Paired gains of every cell, with 95 % intervals", of_claims(FOREST), "table2"),
     Figure("confounds", "How much of a gain in Class-IL is the norm, how much the forward and the affine?",
            of_claims(CONFOUNDS), "core"),
-    Figure("z", "Distance of every cell to the published number", z_scores, "table2 --preset paper"),
     Figure("theory", "Weights of tasks in the running statistics, as it is and as printed, and what κ balances",
            lambda selection: weights_and_kappa(), ""),
 )  # fmt: skip
@@ -147,3 +124,34 @@ FIGURES = {figure.id: figure for figure in _FIGURES}
 def draw(figure: Figure, selection: Selection, folder: Path) -> list[Path]:
     """Write a figure in every theme and format and return the paths; none if it has no runs."""
     return save(lambda: figure.draw(selection), folder, figure.id)
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+RECORDED: dict[str, tuple[str, Callable[..., Any]]] = {  # the probe behind each figure
+    "stability": ("stability", recorded.stability),
+    "statistics": ("statistics", recorded.statistics_of_a_layer),
+    "batch-statistics": ("statistics", BATCH_STATISTICS),
+    "population-statistics": ("statistics", POPULATION_STATISTICS),
+    "weights": ("weights", recorded.task_weights),
+}
+
+
+def draw_run(folder: Path, output: Path) -> list[Path]:
+    """Draw everything about a run and return the light PNGs; other formats and the dark theme lie beside them."""
+    try:
+        record = read_record(folder / "record.json")
+    except BadRecord as error:
+        raise UsageError(f"{folder / 'record.json'} cannot be trusted: {error}") from None
+    if record is None or record["status"] != "finished":
+        raise UsageError(f"{folder} holds no finished run; give a folder such as results/runs/NAME")
+    name = "joint" if record["config"]["model"] == "joint" else record["config"]["norm"]
+    drawings: dict[str, Callable[[], Any]] = {"matrix": partial(tabled.accuracy_matrix, record)}
+    if (folder / "metrics.jsonl").exists():
+        drawings["loss"] = partial(tabled.loss_curve, folder)
+    if record["config"].get("eval_every") and "class_il" in record["results"]:
+        drawings["anytime"] = partial(tabled.while_training, {name: record})
+    for figure, (probe, draw) in RECORDED.items():
+        if has_recording(folder, probe, record):
+            drawings[figure] = partial(draw, {name: folder})
+    return [output / f"{figure}.png" for figure, draw in drawings.items() if save(draw, output, figure)]

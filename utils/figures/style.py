@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 COLUMN, PAGE = 3.4, 7.0  # inches
-FORMATS = ("pdf", "svg", "png")
+FORMATS = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}  # no date: same runs, same files
 # Okabe and Ito's palette; what is compared most is furthest apart.
 COLOURS = {
     "bn": "#D55E00", "cn": "#009E73", "adab2n": "#0072B2", "joint": "#8a8a8a",
@@ -28,15 +27,14 @@ FURTHER = ("#b2953a", "#7b5ea7", "#4d9221", "#c51b7d", "#636363")
 LINES = {"bn": "--", "cn": "-.", "adab2n": "-", "joint": ":"}  # so that print without colour is legible too
 
 
-@dataclass(frozen=True)
-class Theme:
-    name: str
+class Theme(NamedTuple):
+    suffix: str
     ink: str
     paper: str
     faint: str
 
 
-LIGHT, DARK = Theme("light", "#1d2430", "#ffffff", "#c9cfd8"), Theme("dark", "#dfe4ec", "#14181f", "#414a58")
+LIGHT, DARK = Theme("", "#1d2430", "#ffffff", "#c9cfd8"), Theme("-dark", "#dfe4ec", "#14181f", "#414a58")
 
 
 def colour_of(norm: str) -> str:
@@ -66,6 +64,12 @@ def faint() -> str:
     return rcParams["grid.color"]
 
 
+def mark_steps(axes: Axes, steps: Sequence[int] | np.ndarray) -> None:
+    """Draw a thin line at each of these steps, such as the ends of tasks."""
+    for step in steps:
+        axes.axvline(step, color=faint(), linewidth=0.5, zorder=0)
+
+
 def grid_of_axes(rows: int, columns: int, height: float, width: float = PAGE, **sharing: Any) -> tuple[Drawing, Any]:
     """Return a figure of this size in inches, and its axes in rows."""
     from matplotlib import pyplot
@@ -76,11 +80,15 @@ def grid_of_axes(rows: int, columns: int, height: float, width: float = PAGE, **
 def legend_above(figure: Drawing, axes: Axes, columns: int | None = None, most: int = 100) -> None:
     """Put the axes' legend above the figure, with at most so many evenly chosen entries."""
     handles, labels = axes.get_legend_handles_labels()
-    chosen = np.unique(np.linspace(0, len(handles) - 1, min(len(handles), most)).round().astype(int))
+    chosen = evenly_chosen(len(handles), most)
     figure.legend(
         [handles[i] for i in chosen], [labels[i] for i in chosen], loc="outside upper center",
         ncols=columns or len(chosen),
     )  # fmt: skip
+
+
+def evenly_chosen(count: int, most: int) -> np.ndarray:
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
 @contextmanager
@@ -89,9 +97,9 @@ def drawn_in(theme: Theme) -> Iterator[None]:
     matplotlib = import_or_usage_error("matplotlib", "figures")
     matplotlib.use("Agg")
     settings = {
-        "figure.facecolor": theme.paper, "axes.facecolor": theme.paper, "savefig.facecolor": theme.paper,
-        "text.color": theme.ink, "axes.labelcolor": theme.ink, "axes.edgecolor": theme.faint,
-        "xtick.color": theme.ink, "ytick.color": theme.ink, "grid.color": theme.faint, "legend.labelcolor": theme.ink,
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.paper),
+        **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), theme.ink),
+        "legend.labelcolor": theme.ink, "axes.edgecolor": theme.faint, "grid.color": theme.faint,
         "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
         "legend.fontsize": 7, "legend.frameon": False, "lines.linewidth": 1.1, "axes.linewidth": 0.6,
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.linewidth": 0.4,
@@ -102,14 +110,12 @@ def drawn_in(theme: Theme) -> Iterator[None]:
         yield
 
 
-def save(draw: Callable[[], Drawing | None], folder: Path, name: str) -> list[Path]:
-    """Write PDF, SVG and PNG, light and dark, and return the paths; none if there is nothing to draw.
-
-    The files have no date, so that the same runs give the same files.
-    """
-    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
+def save(
+    draw: Callable[[], Drawing | None], folder: Path, name: str, formats: Sequence[str] = tuple(FORMATS)
+) -> list[Path]:
+    """Write a figure light and dark and return the paths; none if there is nothing to draw."""
     paths = []
-    for theme, suffix in ((LIGHT, ""), (DARK, "-dark")):
+    for theme in (LIGHT, DARK):
         with drawn_in(theme):
             from matplotlib import pyplot
 
@@ -117,8 +123,8 @@ def save(draw: Callable[[], Drawing | None], folder: Path, name: str) -> list[Pa
             if figure is None:
                 return []
             folder.mkdir(parents=True, exist_ok=True)
-            for ending in FORMATS:
-                paths.append(folder / f"{name}{suffix}.{ending}")
-                figure.savefig(paths[-1], metadata=undated[ending])
+            for ending in formats:
+                paths.append(folder / f"{name}{theme.suffix}.{ending}")
+                figure.savefig(paths[-1], metadata=FORMATS[ending])
             pyplot.close(figure)
     return paths

@@ -1,19 +1,31 @@
-"""Figures of finished runs: gains (Figs. 2 and 5), κ and λ (Fig. 3), forest plots, z, accuracies over a run."""
+"""Figures of finished runs: gains (Figs. 2 and 5), κ and λ (Fig. 3), forest plots, accuracies over a run."""
 
 from __future__ import annotations
 
 import json
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from utils.config.resolve import Config
-from utils.figures.style import COLUMN, PAGE, colour_of, faint, grid_of_axes, ink, label_of, legend_above
+from utils.figures.style import (
+    COLUMN,
+    PAGE,
+    colour_of,
+    evenly_chosen,
+    grid_of_axes,
+    ink,
+    label_of,
+    legend_above,
+    mark_steps,
+)
 from utils.run.training import steps_per_task
-from utils.studies.compare import Paired
-from utils.studies.results import NOTABLE, Table
+from utils.studies.compare import Paired, records_by_seed
+from utils.studies.plans import METHODS, ONLINE, SETTINGS, Experiment, places
+from utils.studies.results import Table
+from utils.studies.selection import Selection
 from utils.tables import TITLES
 
 if TYPE_CHECKING:
@@ -30,17 +42,16 @@ def gains(table: Table) -> Drawing | None:
         return None
     figure, grid = grid_of_axes(2, 2, 4.0, sharex=True, sharey="row")
     for axes, (panel, members) in zip(grid.flat, groupby(table.columns, lambda column: column[:2]), strict=True):
-        bars = list(members)
-        variants = list(dict.fromkeys(column[2].rpartition(", ")[0] for column in bars))
+        bars = {column: column[2].rpartition(", ")[0] for column in members}
+        hatches = dict(zip(dict.fromkeys(bars.values()), HATCHES, strict=True))
         width = 0.8 / len(bars)
-        for number, column in enumerate(bars):
-            variant = column[2].rpartition(", ")[0]
+        for number, (column, variant) in enumerate(bars.items()):
             results = [table.results[row, column] for row in rows]
             norm = results[0].cell.experiment.norm
             places = np.arange(len(rows)) + (number - (len(bars) - 1) / 2) * width
             axes.bar(
                 places, [result.mean or 0 for result in results], width, color=colour_of(norm),
-                yerr=[result.std or 0 for result in results], hatch=HATCHES[variants.index(variant)],
+                yerr=[result.std or 0 for result in results], hatch=hatches[variant],
                 edgecolor=figure.get_facecolor(), linewidth=0.5, error_kw={"ecolor": ink(), "elinewidth": 0.6},
                 label=f"{label_of(norm)}, {variant}",
             )  # fmt: skip
@@ -113,68 +124,52 @@ def forest(panels: dict[str, dict[str, Paired]]) -> Drawing | None:
     return figure
 
 
-def z_scores(tables: list[Table]) -> Drawing | None:
-    """Draw how far every cell is from the published one, in standard errors; only where that can be compared."""
-    scores = {table.id: np.array([result.z for result in table.results.values() if result.z is not None])
-              for table in tables if table.preset.comparable}  # fmt: skip
-    scores = {id: z for id, z in scores.items() if len(z)}
-    if not scores:
-        return None
-    figure, [[axes]] = grid_of_axes(1, 1, 2.6)
-    axes.axhspan(-NOTABLE, NOTABLE, color=faint(), alpha=0.3, linewidth=0, label=f"|z| up to {NOTABLE:g}")
-    start, middles = 0, {}
-    for id, z in scores.items():
-        far = np.abs(z) > NOTABLE
-        places = start + np.arange(len(z))
-        axes.scatter(places[~far], z[~far], s=8, color=colour_of("adab2n"), zorder=2)
-        axes.scatter(places[far], z[far], s=12, marker="^", color=colour_of("bn"), zorder=2)
-        middles[id.replace("table", "Table ")] = places.mean()
-        start += len(z) + 6
-    axes.set(ylabel="z against the paper", xlabel="cells, table by table")
-    axes.set_xticks(list(middles.values()), list(middles))
-    axes.tick_params(axis="x", length=0)
-    axes.grid(visible=False, axis="x")
-    axes.legend()
-    return figure
-
-
-def after_each_task(curves: dict[str, dict[str, list[list[float]]]]) -> Drawing | None:
+def after_each_task(selection: Selection) -> Drawing | None:
     """Draw mean accuracy on the tasks seen after each task: a panel for every place, a line for every norm.
 
-    The band is from the lowest to the highest seed. `curves[panel][norm]` has a row for every seed.
+    The band is from the lowest to the highest seed.
     """
-    curves = {panel: {norm: rows for norm, rows in norms.items() if rows} for panel, norms in curves.items()}
-    curves = {panel: norms for panel, norms in curves.items() if norms}
-    if not curves:
+    preset = selection.runs.preset
+    panels: dict[str, dict[str, np.ndarray]] = {}
+    for (key, buffer), model, norm in product(places(preset), ONLINE, ("bn", "cn", "adab2n", *preset.also)):
+        records = records_by_seed(Experiment(model, norm, key, buffer), selection).values()
+        for setting, title in SETTINGS.items() if records else ():
+            panel = f"{title}, {METHODS[model]}, {preset.data[key].title}, M = {buffer}"
+            seeds = [means_of_seen_tasks(record["results"][setting]["matrix"]) for record in records]
+            panels.setdefault(panel, {})[norm] = np.array(seeds)
+    if not panels:
         return None
-    down = -(-len(curves) // 2)
-    figure, grid = grid_of_axes(down, min(2, len(curves)), 2.2 * down)
-    for axes, (panel, norms) in zip(grid.flat, curves.items(), strict=False):
-        for norm, rows in norms.items():
-            values, tasks, label = np.array(rows), np.arange(1, len(rows[0]) + 1), f"{label_of(norm)} (n = {len(rows)})"
+    down = -(-len(panels) // 2)
+    figure, grid = grid_of_axes(down, min(2, len(panels)), 2.2 * down)
+    for axes, (panel, norms) in zip(grid.flat, panels.items(), strict=False):
+        for norm, values in norms.items():
+            tasks, label = np.arange(1, values.shape[1] + 1), f"{label_of(norm)} (n = {len(values)})"
             axes.plot(tasks, values.mean(0), "o-", markersize=2.5, color=colour_of(norm), label=label)
             axes.fill_between(tasks, values.min(0), values.max(0), color=colour_of(norm), alpha=0.15, linewidth=0)
         axes.set(title=panel, xlabel="tasks trained", ylabel="accuracy, %")
         axes.xaxis.get_major_locator().set_params(integer=True)
-    for axes in list(grid.flat)[len(curves) :]:
+    for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
     grid.flat[0].legend()
     return figure
 
 
-def while_training(records: dict[str, dict], setting: str = "class_il") -> Drawing | None:
+def means_of_seen_tasks(matrix: list[list[float]]) -> list[float]:
+    """Return the mean accuracy on the tasks seen, after each task."""
+    return [float(np.mean(row[: i + 1])) for i, row in enumerate(matrix)]
+
+
+def while_training(records: dict[str, dict]) -> Drawing | None:
     """Draw mean accuracy on the tasks seen so far, at every point of `--eval_every` and the ends of tasks."""
     if not records:
         return None
     figure, [[axes]] = grid_of_axes(1, 1, 2.3, COLUMN)
     for norm, record in records.items():
-        result = record["results"][setting]
+        result = record["results"]["class_il"]
         points = [(point["step"], float(np.mean(point["accuracy"]))) for point in result["points"]]
-        ends = zip(ends_of_tasks(record), result["matrix"], strict=True)
-        points += [(step, float(np.mean(row[: i + 1]))) for i, (step, row) in enumerate(ends)]
+        points += zip(ends_of_tasks(record), means_of_seen_tasks(result["matrix"]), strict=True)
         axes.plot(*zip(*sorted(points), strict=True), color=colour_of(norm), label=label_of(norm))
-    for step in ends_of_tasks(next(iter(records.values())))[:-1]:
-        axes.axvline(step, color=faint(), linewidth=0.5, zorder=0)
+    mark_steps(axes, ends_of_tasks(next(iter(records.values())))[:-1])
     axes.set(xlabel="step", ylabel="accuracy on the tasks seen, %")
     axes.legend()
     return figure
@@ -194,7 +189,7 @@ def accuracy_matrix(record: dict) -> Drawing:
         matrix = np.array(result["matrix"], dtype=float)  # None becomes NaN
         image = axes.imshow(matrix, cmap="cividis", vmin=0, vmax=100)
         _write_values(axes, matrix if matrix.shape[1] <= 10 else matrix[:0], ".0f", dark_below=55, size=6)
-        tasks = np.unique(np.linspace(0, matrix.shape[1] - 1, min(matrix.shape[1], 10)).round().astype(int))
+        tasks = evenly_chosen(matrix.shape[1], 10)
         rows = tasks[tasks < len(matrix)]
         axes.set_xticks(tasks, tasks + 1)
         axes.set_yticks(rows, rows + 1)
@@ -211,8 +206,6 @@ def loss_curve(folder: Path) -> Drawing | None:
         return None
     figure, [[axes]] = grid_of_axes(1, 1, 2.2, COLUMN)
     axes.plot([line["step"] for line in logged], [line["loss"] for line in logged], color=ink())
-    for line in lines:
-        if line["event"] == "evaluation":
-            axes.axvline(line["step"], color=faint(), linewidth=0.5, zorder=0)
+    mark_steps(axes, [line["step"] for line in lines if line["event"] == "evaluation"])
     axes.set(xlabel="step", ylabel="loss")
     return figure

@@ -6,13 +6,12 @@ python -m scripts.evidence --check    exit code 1 if they are not what the recor
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -47,12 +46,10 @@ QUESTIONS = {  # a claim, what a user asks, and the answers if it holds and if t
 }
 
 
-def evidence(measured: Path = MEASURED, seeds: Sequence[int] | None = None) -> Selection:
-    """Return the kept records as a selection: with these seeds, or with every seed that a kept record has."""
+def evidence(measured: Path = MEASURED) -> Selection:
+    """Return the kept records as a selection, with every seed that one of them has."""
     runs = Runs(NARROW, EMPTY_DIR, measured=measured)
-    if seeds is None:
-        seeds = sorted({record["config"]["seed"] for record in runs.all_records()})
-    return Selection("fixed", runs, tuple(seeds))
+    return Selection("fixed", runs, tuple(sorted({record["config"]["seed"] for record in runs.all_records()})))
 
 
 def finished(selection: Selection) -> list[dict[str, Any]]:
@@ -86,8 +83,15 @@ def number(result: Result | None) -> str:
     return f"{result.mean:.1f}{spread} (n = {result.n}{paper})"
 
 
-def hours(records: Iterable[dict[str, Any]]) -> str:
-    return f"{sum(record['wall_seconds'] for record in records) / 3600:.1f}"
+def reason(verdict: Verdict) -> str:
+    if verdict.paired.n < 2:
+        return "one seed" if verdict.paired.n else "no seed in common"
+    if verdict.refuting and not verdict.paired.is_below:
+        return f"not in {'; '.join(verdict.refuting)}"
+    if verdict.paired.is_above and verdict.against:
+        against = [f"{numbers(cell)} in {name}" for name, cell in verdict.against.items()]
+        return f"{numbers(verdict.paired)}, but {'; '.join(against)}"
+    return numbers(verdict.paired)
 
 
 # --- README and page --------------------------------------------------------------------------------------------------
@@ -97,7 +101,8 @@ def render(template: str, selection: Selection, **values: Any) -> str:
     env = environment()
     env.filters |= {
         "fill": lambda text: textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False),
-        "difference": difference, "interval": interval, "numbers": numbers, "hours": hours, "reason": reason,
+        "hours": lambda records: f"{sum(record['wall_seconds'] for record in records) / 3600:.1f}",
+        "difference": difference, "interval": interval, "numbers": numbers, "reason": reason,
     }  # fmt: skip
     return env.get_template(template).render(records=finished(selection), **values).rstrip("\n") + "\n"
 
@@ -106,17 +111,15 @@ def readme_part(selection: Selection) -> str:
     """Return README's section. Its verdicts are those of the exploratory seeds (docs/protocol.md)."""
     selection = replace(selection, seeds=EXPLORATORY_SEEDS)
     verdicts = [judge(claim, selection) for claim in CLAIMS.values()]
-    experiments = {verdict.claim.id: {e for comparison in verdict.comparisons for e in comparison.experiments}
-                   for verdict in verdicts if verdict.verdict != NO_RUNS}  # fmt: skip
+    judged = []
+    for verdict in (verdict for verdict in verdicts if verdict.verdict != NO_RUNS):
+        experiments = {experiment for comparison in verdict.comparisons for experiment in comparison.experiments}
+        records = [record for e in experiments for record in records_by_seed(e, selection).values()]
+        judged.append((verdict, plan_of(experiments), records))
     return render(
-        "evidence_readme.md.j2", selection, docs="docs/",
+        "evidence_readme.md.j2", selection, docs="docs/", judged=judged,
         counts=Counter(verdict.verdict for verdict in verdicts),
         verdicts={kind: [v for v in verdicts if v.verdict == kind] for kind in (FAILS, OPEN, NO_RUNS)},
-        judged=[
-            (verdict, plan_of(experiments[verdict.claim.id]),
-             [record for e in experiments[verdict.claim.id] for record in records_by_seed(e, selection).values()])
-            for verdict in verdicts if verdict.claim.id in experiments
-        ],
         outside=[verdict for verdict in verdicts if is_outside(verdict.paper, verdict.paired)],
     )  # fmt: skip
 
@@ -137,59 +140,40 @@ def is_outside(paper: float | None, paired: Paired) -> bool:
     return paper is not None and paired.interval is not None and not paired.interval[0] <= paper <= paired.interval[1]
 
 
-def reason(verdict: Verdict) -> str:
-    if verdict.paired.n < 2:
-        return "one seed" if verdict.paired.n else "no seed in common"
-    if verdict.refuting and not verdict.paired.is_below:
-        return f"not in {'; '.join(verdict.refuting)}"
-    if verdict.paired.is_above and verdict.against:
-        against = [f"{numbers(cell)} in {name}" for name, cell in verdict.against.items()]
-        return f"{numbers(verdict.paired)}, but {'; '.join(against)}"
-    return numbers(verdict.paired)
-
-
 def page(selection: Selection) -> str:
     confirmatory, exploratory = (replace(selection, seeds=seeds) for seeds in (CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS))
     plans = [(plan, selection) for plan in (*STUDIES.values(), PLANS["table2"], PLANS["table3"], *CONFIRM.values())]
     tables = [tabulate(plan, of_plan) for plan, of_plan in (*plans, *own_plans(selection.runs.measured))]
     records = [read_record(path) for path in sorted(selection.runs.measured.glob("*/record.json"))]
+    verdicts = {id: judge(claim, exploratory) for id, claim in CLAIMS.items()}
     return render(
         "evidence_page.md.j2", selection, docs="",
-        choices=list(choices(exploratory)),
-        readings=readings(exploratory),
+        choices=[(question, answer(verdicts[id], *answers), verdicts[id])
+                 for id, (question, *answers) in QUESTIONS.items() if verdicts[id].verdict != NO_RUNS],
+        readings=[pair for id in ("table2", "table3") if (pair := readings(id, exploratory))],
         verdicts_by_seeds={
-            "Confirmatory seeds, 3 to 9: every cell of every statement": verdicts_with_runs(confirmatory),
-            "Exploratory seeds, 0 to 2: every cell behind README's table": verdicts_with_runs(exploratory),
+            "Confirmatory seeds, 3 to 9: every cell of every statement":
+                [verdict for claim in CLAIMS.values() if (verdict := judge(claim, confirmatory)).started],
+            "Exploratory seeds, 0 to 2: every cell behind README's table":
+                [verdict for verdict in verdicts.values() if verdict.started],
         },
         tables=[(table, text) for table in tables if (text := finished_part(table))],
         failures=[record for record in records if record and record["status"] != "finished"],
     )  # fmt: skip
 
 
-def verdicts_with_runs(selection: Selection) -> list[Verdict]:
-    return [verdict for claim in CLAIMS.values() if (verdict := judge(claim, selection)).started]
+def answer(verdict: Verdict, if_holds: str, if_opposite: str) -> str:
+    """Return an answer to a user's question that is no stronger than the interval."""
+    return if_holds if verdict.verdict == HOLDS else if_opposite if verdict.paired.is_below else OPEN
 
 
-def choices(selection: Selection) -> Iterator[tuple[str, str, Verdict]]:
-    """Yield a user's questions with answers that are no stronger than the intervals."""
-    for id, (question, if_holds, if_opposite) in QUESTIONS.items():
-        verdict = judge(CLAIMS[id], selection)
-        answer = if_holds if verdict.verdict == HOLDS else if_opposite if verdict.paired.is_below else OPEN
-        if verdict.verdict != NO_RUNS:
-            yield question, answer, verdict
-
-
-def readings(selection: Selection) -> list[tuple[int, float, float]]:
-    """Return (rows, our mean distance to the paper with 20, with 10 tasks of CIFAR-100) in Task-IL and Class-IL."""
-    distances = []
-    for id in ("table2", "table3"):
-        results = tabulate(PLANS[id], selection).results.values()
-        gaps = {result.cell.experiment: result.difference for result in results if result.difference is not None}
-        pairs = [(gaps[replace(experiment, data="cifar100")], gap) for experiment, gap in gaps.items()
-                 if experiment.data == "cifar100-10" and replace(experiment, data="cifar100") in gaps]  # fmt: skip
-        if pairs:
-            distances.append((len(pairs), mean(pair[0] for pair in pairs), mean(pair[1] for pair in pairs)))
-    return distances
+def readings(id: str, selection: Selection) -> tuple[int, float, float] | None:
+    """Return (rows, our mean distance to the paper with 20, with 10 tasks of CIFAR-100) of a table."""
+    results = tabulate(PLANS[id], selection).results.values()
+    gaps = {result.cell.experiment: result.difference for result in results if result.difference is not None}
+    pairs = [(gaps[twenty], gap) for experiment, gap in gaps.items() if experiment.data == "cifar100-10"
+             and (twenty := replace(experiment, data="cifar100")) in gaps]  # fmt: skip
+    return (len(pairs), mean(pair[0] for pair in pairs), mean(pair[1] for pair in pairs)) if pairs else None
 
 
 def finished_part(table: Table) -> str:
@@ -206,8 +190,7 @@ def own_plans(measured: Path) -> Iterator[tuple[Plan, Selection]]:
     for path in sorted((ROOT / "scripts" / "studies").glob("*.toml")):
         study = read_study(path)
         selection = Selection("fixed", Runs(study.preset(), EMPTY_DIR, measured=measured), study.seeds)
-        for plan in study.plans().values():
-            yield plan, selection
+        yield from ((plan, selection) for plan in study.plans().values())
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -221,15 +204,6 @@ def expected_files() -> dict[Path, str]:
     if not end:
         raise UsageError(f"{README.name} has no lines {BEGIN!r} and {END!r}; put them where the table belongs")
     return {README: f"{before}{begin}\n{readme_part(selection)}\n{end}{after}", PAGE: page(selection)}
-
-
-def draw_figure() -> list[Path]:
-    """Draw README's figure, light and dark."""
-    from utils.figures.catalogue import FIGURES, draw
-
-    with tempfile.TemporaryDirectory() as folder:
-        paths = draw(FIGURES["confounds"], evidence(), Path(folder))
-        return [Path(shutil.copy(path, PAGE.parent)) for path in paths if path.suffix == ".png"]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -246,8 +220,11 @@ def main(argv: list[str] | None = None) -> int:
         if not check:
             path.write_text(texts[path], encoding="utf-8")
         print(f"{path.relative_to(ROOT)}: {'not what the records say' if check else 'written'}")
-    for path in [] if check else draw_figure():
-        print(f"{path.relative_to(ROOT)}: drawn")
+    if not check:
+        from utils.figures.catalogue import FIGURES
+        from utils.figures.style import save
+
+        save(partial(FIGURES["confounds"].draw, evidence()), PAGE.parent, "confounds", ["png"])
     return 1 if stale and check else 0
 
 

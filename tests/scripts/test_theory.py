@@ -316,9 +316,10 @@ def test_masses_of_tasks():
 def test_table_of_the_documentation():
     rows = [line.strip("| ").split(" | ") for line in DOCS.splitlines() if line.count("|") == 9][2:]
     assert [tuple(row[:2]) for row in rows] == list(product(("5", "10", "20"), ("2/3", "1/2", "1/3", "1/5", SEEN)))
-    for tasks, r, _, short, long, *apart in rows:
+    for tasks, r, constant, short, long, *apart in rows:
         bests = [best_kappa([batches] * int(tasks), share(r)) for batches in (100, 1000)]
         assert [f"{best:.3g}" for best in bests] == [short, long]
+        assert constant == ("–" if bests[1] == 1 else f"{bests[1] * 1000 * int(tasks):.1f}")
         assert [f"{value:.3f}" for value in distances([bests[1], 0, 1], [1000] * int(tasks), share(r))] == apart
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from utils.console import log
 from utils.errors import UsageError
 from utils.packages import import_or_usage_error
 from utils.run.records import BadRecord, read_record
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MEASURED = ("steps", "seconds", "wall_seconds", "steps_per_second")
 CONDITIONS = ("device", "torch", "num_threads")
+ABOUT = ("run", "status", "date", "commit")
 CURVES = ("step", "task", "epoch", "loss", "lr", "seconds")
 MATRICES = ("run", "setting", "after_task", "task", "accuracy")
 
@@ -44,52 +45,45 @@ def load(path: str | os.PathLike = "results", *, failed: bool = False) -> pd.Dat
     """
     pd = import_or_usage_error("pandas", "utils.results")
     path = Path(path)
-    if not path.is_dir():
-        raise UsageError(f"{path} is not a folder; give the --results_path of runs")
     files = sorted(path.glob("runs/*/record.json")) or sorted(path.glob("*/record.json"))
     records = {file.parent: record for file in files if (record := _read(file))}
     chosen = {folder: record for folder, record in records.items() if failed or record["status"] == "finished"}
     if not chosen:
         hint = "use --failed (failed=True)" if records else "give the --results_path of runs"
         raise UsageError(f"{path} has no finished runs ({len(records)} failed); {hint}")
-    about, settings, measured, options = [], [], [], []
-    for folder, record in chosen.items():
-        reason = {"reason": record.get("reason")} if failed else {}
-        about.append({name: record[name] for name in ("run", "status", "date")} | record["environment"] | reason)
-        settings.append({setting: result["metrics"] for setting, result in record.get("results", {}).items()})
-        conditions = {name: _common(record["conditions"], name) for name in CONDITIONS}
-        measured.append({name: record.get(name) for name in MEASURED} | conditions | {"folder": os.fspath(folder)})
-        options.append({name: ",".join(map(str, value)) if isinstance(value, list) else value
-                        for name, value in record["config"].items()})  # fmt: skip
-    metrics = pd.json_normalize(settings, sep="_")
-    columns = ["run", "status", "date", "commit", *(["reason"] if failed else [])]
-    others = {*columns, *metrics, *measured[0]}
-    parts = [
-        pd.DataFrame(about)[columns].assign(date=lambda frame: pd.to_datetime(frame["date"], utc=True)),
-        pd.DataFrame(options).rename(columns=lambda name: f"option_{name}" if name in others else name),
-        metrics,
-        pd.DataFrame(measured),
-    ]
-    frame = pd.concat(parts, axis="columns").convert_dtypes()
+    columns = [*ABOUT, *(["reason"] if failed else [])]
+    parts = zip(*(_parts(folder, record) for folder, record in chosen.items()), strict=True)
+    about, metrics, measured, options = (pd.json_normalize(rows, sep="_") for rows in parts)
+    about = about[columns].assign(date=pd.to_datetime(about["date"], utc=True))
+    others = {*columns, *metrics, *measured}
+    options = options.rename(columns=lambda name: f"option_{name}" if name in others else name)
+    frame = pd.concat([about, options, metrics, measured], axis="columns").convert_dtypes()
     return frame.astype(dict.fromkeys([*metrics, *MEASURED[1:]], "float64"))
+
+
+def _parts(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return what names a run, its metrics, what was measured, and its options."""
+    about = {name: (record["environment"] | record).get(name) for name in (*ABOUT, "reason")}
+    metrics = {setting: result["metrics"] for setting, result in record.get("results", {}).items()}
+    measured = {name: record.get(name) for name in MEASURED}
+    for name in CONDITIONS:
+        values = {conditions.get(name) for conditions in record["conditions"]}
+        measured[name] = values.pop() if len(values) == 1 else None
+    options = {name: ",".join(map(str, value)) if isinstance(value, list) else value
+               for name, value in record["config"].items()}  # fmt: skip
+    return about, metrics, measured | {"folder": os.fspath(folder)}, options
 
 
 def curves(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
     """Return the lines of the runs' logs: run, step, task, epoch, loss (mean since the last line), lr, seconds."""
     pd = import_or_usage_error("pandas", "utils.results")
-    rows, without, damaged = [], 0, 0
+    rows = []
     for name, folder in _runs_in(runs):
-        log = folder / "metrics.jsonl"
-        without += not log.exists()
-        for line in log.read_bytes().splitlines() if log.exists() else ():
-            try:
-                event = json.loads(line)
-                if event["event"] == "log":
-                    rows.append({"run": name} | {column: event[column] for column in CURVES})
-            except (ValueError, KeyError, TypeError):
-                damaged += 1
-    if without or damaged:
-        print(f"warning: {without} runs have no metrics.jsonl; skipped {damaged} damaged lines", file=sys.stderr)
+        if (folder / "metrics.jsonl").exists():
+            events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+            rows += [{"run": name} | event for event in events if event["event"] == "log"]
+        else:
+            log.warning(f"{folder} has no metrics.jsonl")
     return pd.DataFrame(rows, columns=["run", *CURVES]).astype(dict.fromkeys(("loss", "lr", "seconds"), "float64"))
 
 
@@ -98,8 +92,7 @@ def matrices(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
     pd = import_or_usage_error("pandas", "utils.results")
     rows = []
     for name, folder in _runs_in(runs):
-        record = _read(folder / "record.json") or {}
-        for setting, result in record.get("results", {}).items():
+        for setting, result in (_read(folder / "record.json") or {}).get("results", {}).items():
             first = len(result["matrix"][-1]) - len(result["matrix"])  # joint training has one row, after all tasks
             for after, row in enumerate(result["matrix"], start=first):
                 rows += [(name, setting, after, task, value) for task, value in enumerate(row) if value is not None]
@@ -110,15 +103,10 @@ def _read(file: Path) -> dict[str, Any] | None:
     try:
         return read_record(file)
     except BadRecord as error:
-        print(f"warning: skipped {file}: {error}", file=sys.stderr)
+        log.warning(f"skipped {file}: {error}")
         return None
 
 
 def _runs_in(runs: pd.DataFrame | str | os.PathLike) -> Iterator[tuple[str, Path]]:
     frame = load(runs) if isinstance(runs, str | os.PathLike) else runs
     return zip(frame["run"], map(Path, frame["folder"]), strict=True)
-
-
-def _common(conditions: list[dict[str, Any]], name: str) -> Any:
-    values = {condition.get(name) for condition in conditions}
-    return values.pop() if len(values) == 1 else None

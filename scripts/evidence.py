@@ -1,7 +1,6 @@
 """The project's own numbers, from the records in results/measured alone: README's table and docs/evidence.md.
 
-python -m scripts.evidence            writes both, and draws README's figure
-python -m scripts.evidence --check    exit code 1 if they are not what the records say
+python -m scripts.evidence writes both, and draws README's figure.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ from typing import Any
 from utils import console
 from utils.cli import Parser
 from utils.errors import UsageError
+from utils.figures.catalogue import FIGURES
+from utils.figures.style import save
 from utils.run.records import read_record
 from utils.studies.claims import CLAIMS, FAILS, HOLDS, NO_RUNS, OPEN, Verdict, judge
 from utils.studies.compare import Paired, records_by_seed
@@ -199,33 +200,21 @@ def own_plans(measured: Path) -> Iterator[tuple[Plan, Selection]]:
 def expected_files() -> dict[Path, str]:
     """Return README and page as the records have them."""
     selection, readme = evidence(), README.read_text(encoding="utf-8")
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise UsageError(f"{README.name} has no lines {BEGIN!r} and {END!r}; put them where the table belongs")
-    return {README: f"{before}{begin}\n{readme_part(selection)}\n{end}{after}", PAGE: page(selection)}
+    before, rest = readme.split(BEGIN)
+    _, after = rest.split(END)
+    return {README: f"{before}{BEGIN}\n{readme_part(selection)}\n{END}{after}", PAGE: page(selection)}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser(prog="python -m scripts.evidence", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check = parser.parse_args(argv).check
+    Parser(prog="python -m scripts.evidence", description=__doc__).parse_args(argv)
     try:
-        texts = expected_files()
+        for path, text in expected_files().items():
+            path.write_text(text, encoding="utf-8")
+        save(partial(FIGURES["confounds"].draw, evidence()), PAGE.parent, "confounds", ["png"])
     except (UsageError, OSError) as error:
         console.print_error(error)
         return 2
-    stale = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in stale:
-        if not check:
-            path.write_text(texts[path], encoding="utf-8")
-        print(f"{path.relative_to(ROOT)}: {'not what the records say' if check else 'written'}")
-    if not check:
-        from utils.figures.catalogue import FIGURES
-        from utils.figures.style import save
-
-        save(partial(FIGURES["confounds"].draw, evidence()), PAGE.parent, "confounds", ["png"])
-    return 1 if stale and check else 0
+    return 0
 
 
 if __name__ == "__main__":

@@ -103,12 +103,9 @@ def run_report(record: dict[str, Any]) -> str:
 
 def report_over_seeds(records: list[dict[str, Any]], n_seeds: int) -> str:
     """Return mean and standard deviation (n - 1) of every metric."""
-    values = {
-        setting: {
-            name: [record["results"][setting]["metrics"][name] for record in records] for name in first["metrics"]
-        }
-        for setting, first in records[0]["results"].items()
-    }
+    metrics = [{setting: result["metrics"] for setting, result in record["results"].items()} for record in records]
+    values = {setting: {name: [of_run[setting][name] for of_run in metrics] for name in names}
+              for setting, names in metrics[0].items()}  # fmt: skip
     count = str(len(records)) if len(records) == n_seeds else f"{len(records)} of {n_seeds}"
     title = f"mean ± std over {count} seed{'s' if n_seeds > 1 else ''}, %"
     return metrics_table(values, title_with_caveats(title, records[0]["config"]), mean_and_deviation)

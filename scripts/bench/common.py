@@ -80,11 +80,10 @@ def machine(threads: int) -> dict[str, Any]:
     model = re.search(r"^model name\s*:\s*(.+)$", cpu_info.read_text(), re.MULTILINE) if cpu_info.exists() else None
     return {
         "cpu": model[1] if model else platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": os.cpu_count(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": threads,
-        "load": round(os.getloadavg()[0], 1),  # over the last minute, the benchmark's own threads included
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "triton": version("triton"),

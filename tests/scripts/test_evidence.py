@@ -105,10 +105,3 @@ def test_numbers_as_text():
     assert evidence.difference(-1.26) == "-1.3"
     assert evidence.interval(Paired((1.0,))) == "–"
     assert evidence.interval(Paired((1.0, 3.0))) == "[-10.7, +14.7]"
-
-
-def test_readme_without_a_place_for_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(evidence, "README", tmp_path / "README.md")
-    (tmp_path / "README.md").write_text("# A page")
-    assert evidence.main(["--check"]) == 2
-    assert "README.md" in capsys.readouterr().err

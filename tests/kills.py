@@ -48,10 +48,11 @@ class Kill(NamedTuple):
 
 def combinations() -> list[list[str]]:
     """Return the flags of every method with three norms, and with both kinds of buffer where it has the choice."""
-    replay = itertools.product(REPLAY, NORMS, (["--buffer_mode", "reservoir"], ["--buffer_mode", "ring"]))
-    own = itertools.product(OWN_BUFFER, NORMS, ([],))
-    with_buffer = [["--model", m, "--norm", n, *mode, "--buffer_size", "50"] for m, n, mode in (*replay, *own)]
-    return with_buffer + [["--model", m, "--norm", n] for m, n in itertools.product(WITHOUT_BUFFER, NORMS)]
+    buffer = ["--buffer_size", "50"]
+    kinds = {REPLAY: ([*buffer, "--buffer_mode", "reservoir"], [*buffer, "--buffer_mode", "ring"]),
+             OWN_BUFFER: (buffer,), WITHOUT_BUFFER: ([],)}  # fmt: skip
+    return [["--model", model, "--norm", norm, *flags] for models, variants in kinds.items()
+            for model, norm, flags in itertools.product(models, NORMS, variants)]  # fmt: skip
 
 
 def run(options: list[str], results: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 PROGRAMS = ("make", "python", "python3", "pip")
 SKIPPED = r"make test$|python3 -m venv|pip install"  # takes minutes, or sets up an environment that is there
@@ -19,29 +18,13 @@ ADDED = {  # flags for commands with this beginning that need data or GPUs, or t
 }
 
 
-@dataclass(frozen=True)
-class Command:
-    line: str
-    added: str = ""
-    skipped: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.line} {self.added}".strip()
-
-
-def commands(text: str) -> list[Command]:
-    """Return the commands among a README's indented lines outside Python code, in their order."""
+def commands(text: str) -> list[str]:
+    """Return the commands among a README's indented lines outside Python code, in their order, with added flags."""
     text = re.sub(r"```python\n.*?```", "", text, flags=re.DOTALL)
     lines = [line.partition("  #")[0].strip() for line in re.findall(r"^    (\S.*)$", text, flags=re.MULTILINE)]
-    return [
-        Command(
-            line,
-            added=next((flags for start, flags in ADDED.items() if line.startswith(start)), ""),
-            skipped=re.match(SKIPPED, line) is not None,
-        )
-        for line in lines
-        if line.split()[0] in PROGRAMS
-    ]
+    lines = [line for line in lines if line.split()[0] in PROGRAMS and not re.match(SKIPPED, line)]
+    added = [next((flags for start, flags in ADDED.items() if line.startswith(start)), "") for line in lines]
+    return [f"{line} {flags}".strip() for line, flags in zip(lines, added, strict=True)]
 
 
 def examples(text: str) -> dict[str, str]:

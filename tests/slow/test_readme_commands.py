@@ -30,10 +30,10 @@ def checkout(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("command", [command for command in commands(README) if not command.skipped], ids=str)
+@pytest.mark.parametrize("command", commands(README))
 def test_command(command, checkout):
     runs = sorted(path.parent.name for path in checkout.glob("results/runs/*/record.json"))
-    line = str(command).replace("NAME", runs[0]) if runs else str(command)
+    line = command.replace("NAME", runs[0]) if runs else command
     environment = os.environ | {"PATH": f"{checkout / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(line, shell=True, cwd=checkout, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -248,17 +248,15 @@ def test_two_tasks_are_balanced_exactly(r):
     close(kappa_weights(best, [400] * 2, r), [0.5, 0.5])
 
 
+def test_without_replay_the_cumulative_average_balances():
+    assert [best_kappa([300] * tasks, 1.0) for tasks in (2, 5, 20)] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(("tasks", "r"), [(2, 0.5), (5, 0.2), (5, 0.07), (10, 0.1), (2, SEEN), (7, SEEN)])
 @pytest.mark.parametrize("batches", [1, 30, 3000])
 def test_up_to_one_over_the_tasks_the_shortest_memory_balances_best(tasks, r, batches):
     assert best_kappa([batches] * tasks, r) == 1
     assert (np.diff(distances(np.linspace(0, 1, 50), [batches] * tasks, r)) <= ROUNDING).all()
-
-
-@pytest.mark.parametrize("tasks", [2, 5, 20])
-def test_without_replay_the_cumulative_average_balances(tasks):
-    assert best_kappa([300] * tasks, 1.0) == 0
-    close(kappa_weights(0, [300] * tasks, 1.0), np.full(tasks, 1 / tasks))
 
 
 def test_best_kappa_is_inverse_to_the_batches_and_settles_over_the_tasks():

@@ -1,4 +1,4 @@
-"""Devices, copies of small arrays to them, threads, precision, and the memory estimate of a dry run."""
+"""Devices, copies of small arrays to them, threads and precision."""
 
 import os
 import re
@@ -16,8 +16,6 @@ from datasets.seq_digits import SeqDigits
 from utils.config.resolve import identity_options, resolve
 from utils.device import send_together, set_up_device
 from utils.errors import UsageError
-from utils.run.build import StreamBuilder
-from utils.run.estimate import memory_estimate
 from utils.step import StepIndex
 
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "2"]
@@ -108,32 +106,6 @@ def test_arrays_for_a_device_travel_in_one_copy(monkeypatch):
     assert flat.tolist() == np.concatenate([array.ravel() for array in ARRAYS]).tolist()
     offsets = [tensor.storage_offset() for tensor in sent]
     assert offsets == np.cumsum([0] + [array.size for array in ARRAYS[:-1]]).tolist()
-
-
-# --- dry runs -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("norm", ["bn", "adab2n"])
-def test_dry_run_counts_the_batches_of_a_step(norm):
-    def activations(model, **flags):
-        config = resolve(
-            {"model": model, "norm": norm, "dataset": "seq-cifar10", "num_filters": 4, "device": "cpu"} | flags
-        )
-        return memory_estimate(config, StreamBuilder(config).spec)["activations"]
-
-    one = activations("sgd")
-    assert one > 0
-    counts = {"joint": 1, "er": 2, "er_ace": 2, "derpp": 3, "er_ace_lider": 4, "derpp_lider": 5}
-    assert {model: activations(model) / one for model in counts} == counts
-    assert activations("derpp_lider", minibatch_size=5) / one == 3  # ten images, and four draws of five
-    assert activations("derpp", batch_size=20, minibatch_size=10) / one == 4
-
-
-def test_dry_run_counts_other_memory_exactly():
-    config = resolve({"model": "er", "dataset": "seq-cifar10", "num_filters": 4, "device": "cpu", "buffer_size": 500})
-    memory = memory_estimate(config, StreamBuilder(config).spec)
-    assert memory["data"] == 60_000 * 3072
-    assert memory["buffer"] == 500 * (3072 + 4 * 8)  # label and task are on the host too
 
 
 # --- a whole command ------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ Labels and tasks are mirrored on the host for the same reason.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -180,12 +179,6 @@ class Buffer:
         if logits_dtype is not None:
             self.logits = torch.zeros((size, spec.n_classes), dtype=logits_dtype, device=device)
         self._filled = self.policy.filled()
-
-    @staticmethod
-    def bytes_of_one(spec: StreamSpec, logits_dtype: torch.dtype | None = None) -> int:
-        """Return the bytes of a slot: image, logits, and label and task on device and host."""
-        logits = 0 if logits_dtype is None else spec.n_classes * logits_dtype.itemsize
-        return math.prod(spec.image_shape) + 4 * torch.int64.itemsize + logits
 
     def __len__(self) -> int:
         return len(self._filled)

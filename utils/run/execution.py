@@ -52,7 +52,7 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     now = conditions(cast("Network", training.method.net)) | {"compile": training.method.compiled is not None}
     training.conditions = _all_conditions(now, state["conditions"] if state else [])
     n_tasks = len(training.stream.train_sizes)
-    training.observers = build_observers(config, training.method, n_tasks, folder, fresh=state is None)
+    training.observers = build_observers(config, training.method, n_tasks, folder)
     if not config.non_verbose:
         print(f"run {folder.name}\nfolder {folder.path}", file=sys.stderr, flush=True)
     status, outcome = "failed", {}

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import errno
+import io
 import json
 import os
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any
 
 from models.method import Method
 from utils.config.resolve import Config
 from utils.console import in_notebook, log
 from utils.errors import UsageError
-from utils.files import write_json
 from utils.packages import import_or_usage_error
 from utils.run.run_folder import RunFolder
 from utils.step import Step
-from utils.tables import TITLES, duration, percent
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from utils.tables import TITLES, percent
 
 Event = dict[str, Any]  # has at least `step` and `task`
 
@@ -64,78 +61,57 @@ class Progress(Observer):
     A line is printed at the end of every task, and in between every `seconds`.
     """
 
+    line_format = "step {n_fmt}/{total_fmt}, {rate_noinv_fmt}, {remaining} left"
+    bar: Any = None
+
     def __init__(self, n_tasks: int, *, bar: bool, seconds: float = 60.0):
-        self.n_tasks, self.has_bar, self.seconds = n_tasks, bar, seconds
-        self.bar: tqdm | None = None
-        self.loss = ""
+        self.n_tasks, self.has_bar, self.seconds, self.loss = n_tasks, bar, seconds, ""
 
     def on_start(self, total_steps: int, done_steps: int) -> None:
-        self.total, self.first, self.done = total_steps, done_steps, done_steps
-        self.started = self.printed = time.monotonic()
-        if self.has_bar:
-            from tqdm.auto import tqdm  # a widget in a notebook
+        from tqdm.auto import tqdm  # a widget in a notebook
 
-            self.bar = tqdm(total=total_steps, initial=done_steps, unit="step", dynamic_ncols=True, file=sys.stderr)
+        shown = {"file": sys.stderr} if self.has_bar else {"file": io.StringIO(), "bar_format": self.line_format}
+        self.bar = tqdm(total=total_steps, initial=done_steps, unit="step", dynamic_ncols=True, **shown)
+        self.printed = time.monotonic()
 
     def on_step(self, step: Step) -> None:
-        self.done = step.index.step + 1
-        if self.bar:
-            self.bar.update(step.index.last)
-        elif time.monotonic() - self.printed >= self.seconds:
+        self.bar.update(step.index.last)
+        if not self.has_bar and time.monotonic() - self.printed >= self.seconds:
             self._print_line(step.index.task, self.loss)
 
     def on_log(self, event: Event) -> None:
         self.loss = "" if event["loss"] is None else f", loss {event['loss']:.3f}"
-        if self.bar:
-            self.bar.set_postfix_str(f"task {event['task'] + 1}/{self.n_tasks}{self.loss}")
+        self.bar.set_postfix_str(f"task {event['task'] + 1}/{self.n_tasks}{self.loss}", refresh=False)
 
     def on_evaluation(self, event: Event) -> None:
-        if not self.bar:
+        if not self.has_bar:
             means = (f", {TITLES[setting]} {percent(mean)} %" for setting, mean in event["mean"].items())
             self._print_line(event["task"], "".join(means))
 
     def _print_line(self, task: int, details: str) -> None:
         self.printed = time.monotonic()
-        speed = (self.done - self.first) / max(self.printed - self.started, 1e-9)
-        left = f", {duration((self.total - self.done) / speed)} left" if speed else ""
-        position = f"task {task + 1}/{self.n_tasks}, step {self.done}/{self.total}"
-        print(f"{position}{details}, {speed:.1f} steps/s{left}", file=sys.stderr, flush=True)
+        print(f"task {task + 1}/{self.n_tasks}{details}, {self.bar}", file=sys.stderr, flush=True)
 
     def on_stop(self) -> None:
-        if self.bar:
+        if self.bar is not None:
             self.bar.close()
 
 
 class JsonLines(Observer):
-    """metrics.jsonl: one event per line, each in one unbuffered write, so that a crash leaves whole lines.
-
-    A new run starts a new file; a resumed run first drops the lines after its checkpoint.
-    """
+    """metrics.jsonl: one event per line. A resumed run first drops the lines after its checkpoint."""
 
     def __init__(self, path: Path):
-        self.path, self.position = path, 0
-        self.file: BinaryIO | None = None
-        self.started = time.monotonic()
+        self.path, self.position, self.started = path, 0, time.monotonic()
 
     def on_start(self, total_steps: int, done_steps: int) -> None:
-        self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115 (open during the whole run)
-        if self.file.seek(0, os.SEEK_END) < self.position:
-            log.warning(f"{self.path} has lost lines since the checkpoint")
-            self.file.seek(0)
-            self.position = self.file.read().rfind(b"\n") + 1
-        self.file.truncate(self.position)
+        with open(self.path, "ab") as file:
+            file.truncate(min(self.position, file.tell()))
 
     def _write(self, kind: str, event: Event) -> None:
-        assert self.file is not None
         line = {"event": kind, **event, "seconds": round(time.monotonic() - self.started, 3)}
-        data = json.dumps(line).encode() + b"\n"
-        try:
-            if self.file.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self.path))
-        except OSError:
-            self.file.truncate(self.position)  # no half line
-            raise
-        self.position += len(data)
+        with open(self.path, "ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+            self.position = file.tell()
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position, "seconds": time.monotonic() - self.started}
@@ -153,10 +129,6 @@ class JsonLines(Observer):
     def on_evaluation(self, event: Event) -> None:
         self._write("evaluation", event)
 
-    def on_stop(self) -> None:
-        if self.file:
-            self.file.close()
-
 
 class ExternalLogger(Observer):
     """Curves for an external viewer. Once it has started, none of its errors ends the run."""
@@ -164,12 +136,12 @@ class ExternalLogger(Observer):
     title: str
     has_failed = False
 
-    def send(self, values: dict[str, float], step: int, *, is_evaluation: bool) -> None:
+    def send(self, values: dict[str, float], step: int) -> None:
         raise NotImplementedError
 
     @contextmanager
     def _errors_as_warning(self) -> Iterator[None]:
-        """Print one warning for the first error; nothing more is sent after it."""
+        """Print one warning for the first error."""
         try:
             yield
         except Exception as error:
@@ -177,15 +149,14 @@ class ExternalLogger(Observer):
                 log.warning(f"{self.title}: {_one_line(error)}; the run goes on without it, its log is complete")
             self.has_failed = True
 
-    def _send(self, values: dict[str, float], step: int, *, is_evaluation: bool = True) -> None:
+    def _send(self, values: dict[str, float], step: int) -> None:
         if not self.has_failed:
             with self._errors_as_warning():
-                self.send(values, step, is_evaluation=is_evaluation)
+                self.send(values, step)
 
     def on_log(self, event: Event) -> None:
         values = {name: event[name] for name in ("loss", "task", "lr") if event[name] is not None}
-        terms = {f"loss/{name}": value for name, value in event["terms"].items()}
-        self._send(values | terms, event["step"], is_evaluation=False)
+        self._send(values | {f"loss/{name}": value for name, value in event["terms"].items()}, event["step"])
 
     def on_mid_task_eval(self, event: Event) -> None:
         self._send({f"{setting}/while_training": mean for setting, mean in event["mean"].items()}, event["step"])
@@ -202,11 +173,11 @@ class TensorBoardRun(ExternalLogger):
     """Curves for TensorBoard in the run's folder. A resumed run overwrites the curves after its checkpoint."""
 
     title = "TensorBoard"
+    writer: Any = None
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.module = import_or_usage_error("torch.utils.tensorboard", "--tensorboard", "tensorboard")
-        self.writer: Any = None
 
     def on_start(self, total_steps: int, done_steps: int) -> None:
         if not done_steps:
@@ -214,7 +185,7 @@ class TensorBoardRun(ExternalLogger):
         with self._errors_as_warning():
             self.writer = self.module.SummaryWriter(os.fspath(self.folder), purge_step=done_steps + 1)
 
-    def send(self, values: dict[str, float], step: int, *, is_evaluation: bool) -> None:
+    def send(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
@@ -225,33 +196,32 @@ class TensorBoardRun(ExternalLogger):
 
 
 class WandbRun(ExternalLogger):
-    """Weights & Biases. The run's id comes from its hash, so the same command continues the same page.
-
-    A resumed run repeats the steps since its checkpoint with the same values. A marker file remembers what this page
-    has, and nothing is sent twice.
-    """
+    """Weights & Biases. A resumed run continues its page, whose id its checkpoint has, and sends no step twice."""
 
     title = "Weights & Biases"
+    run: Any = None
 
-    def __init__(self, folder: Path, config: dict[str, Any], *, fresh: bool):
-        wandb = import_or_usage_error("wandb", "--wandb_project")
-        self.marker = folder / "wandb.json"
-        self.attempt, self.last = 0, [-1, 0]  # the last [step, kind] that was sent
-        if self.marker.exists():
-            state = json.loads(self.marker.read_bytes())
-            self.attempt, self.last = state["attempt"], state["last"]
-        if fresh or not self.attempt:
-            self.attempt, self.last = self.attempt + 1, [-1, 0]
-        suffix = "" if self.attempt == 1 else f"-{self.attempt}"
+    def __init__(self, folder: Path, config: dict[str, Any]):
+        self.wandb = import_or_usage_error("wandb", "--wandb_project")
+        self.folder, self.config = folder, config
+        self.id = f"{folder.name.rsplit('-', 1)[-1]}-{uuid.uuid4().hex[:8]}"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"id": self.id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.id = state.get("id", self.id)
+
+    def on_start(self, total_steps: int, done_steps: int) -> None:
         try:
-            self.run = wandb.init(
-                project=config["wandb_project"],
-                entity=config["wandb_entity"],
-                id=folder.name.rsplit("-", 1)[-1] + suffix,
-                name=folder.name,
-                notes=config["notes"],
-                config=config,
-                dir=os.fspath(folder),
+            self.run = self.wandb.init(
+                project=self.config["wandb_project"],
+                entity=self.config["wandb_entity"],
+                id=self.id,
+                name=self.folder.name,
+                notes=self.config["notes"],
+                config=self.config,
+                dir=os.fspath(self.folder),
                 resume="allow",
             )
         except Exception as error:  # of wandb, its settings or the system
@@ -260,12 +230,9 @@ class WandbRun(ExternalLogger):
                 "set WANDB_MODE=offline, or remove the flag"
             ) from error
 
-    def send(self, values: dict[str, float], step: int, *, is_evaluation: bool) -> None:
-        position = [step, int(is_evaluation)]  # an evaluation follows the last log line of its step
-        if position > self.last:
+    def send(self, values: dict[str, float], step: int) -> None:
+        if step >= self.run.step:
             self.run.log(values, step=step)
-            self.last = position
-            write_json(self.marker, {"attempt": self.attempt, "last": position})
 
     def on_end(self, record: Event) -> None:
         with self._errors_as_warning():
@@ -274,15 +241,16 @@ class WandbRun(ExternalLogger):
             self.run.finish(exit_code=0 if record["status"] == "finished" else 1)
 
     def on_stop(self) -> None:
-        with self._errors_as_warning():
-            self.run.finish(exit_code=1)
+        if self.run:
+            with self._errors_as_warning():
+                self.run.finish(exit_code=1)
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
-def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFolder, *, fresh: bool) -> list[Observer]:
+def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFolder) -> list[Observer]:
     """Return the observers of a run by its options."""
     observers: list[Observer] = [JsonLines(folder.log_path)]
     if config.probe:
@@ -294,5 +262,5 @@ def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFol
     if config.tensorboard:
         observers.append(TensorBoardRun(folder.path / "tensorboard"))
     if config.wandb_project:
-        observers.append(WandbRun(folder.path, config.values(), fresh=fresh))
+        observers.append(WandbRun(folder.path, config.values()))
     return observers

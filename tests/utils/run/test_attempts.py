@@ -183,21 +183,6 @@ def test_leftovers_beside_a_finished_record_are_removed_unless_another_process_h
 # --- the log of a run that goes on ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kept", [4, 0])
-def test_lines_that_the_log_has_lost_are_reported_and_leave_no_hole(results, straight, kept):
-    folder = stopped(results, *COMMAND, at=STOPPED_AT)
-    path = folder / "metrics.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:kept]) + lines[kept][:20])
-    finished = runner(results)(*COMMAND)
-    assert finished.code == 0
-    note, warning = finished.stderr.splitlines(keepends=True)
-    assert (note, warning.split()[1]) == (goes_on(STOPPED_AT), str(path))
-    ended = outcome(results)
-    assert ended["log"] == [*straight["log"][:kept], *straight["log"][len(lines) :]]
-    assert ended["record"] == straight["record"]
-
-
 def test_log_with_lines_after_the_checkpoint_loses_them_silently(results, straight):
     folder = stopped(results, *COMMAND, at=STOPPED_AT)
     with open(folder / "metrics.jsonl", "a") as file:

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 
 import pytest
@@ -23,7 +22,6 @@ from tests.outcomes import outcome
 from utils.config.loop_options import Interval, interval
 from utils.errors import UsageError
 from utils.run.checkpoints import FORMAT, Checkpoints, digest, verified_payload
-from utils.run.observers import JsonLines
 
 SMALL = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--buffer_size", "20"]
 COMMAND = ["--model", "derpp", "--norm", "adab2n", *SMALL, "--optim_mom", "0.9", "--lr", "0.003", "--save_model"]
@@ -413,25 +411,3 @@ def test_disk_that_fills_up_costs_one_file(results, straight, name, step):
     again = runner(results)(*COMMAND, *EVERY_4)
     assert (again.code, again.stderr) == (0, goes_on(step) if step else "")
     assert outcome(results) == straight
-
-
-def test_log_never_holds_half_a_line(tmp_path):
-    """A write that only partly fits returns without an error."""
-    path = tmp_path / "metrics.jsonl"
-    log = JsonLines(path)
-    log.on_start(10, 0)
-    log.on_log({"step": 1, "task": 0})
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
-    try:
-        for step in (2, 3):
-            try:
-                log.on_log({"step": step, "task": 0})
-            except OSError:
-                break
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    log.on_log({"step": 4, "task": 0})
-    steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
-    assert steps == [1, 4]
-    assert log.state_dict()["position"] == path.stat().st_size

@@ -11,7 +11,7 @@ from tests.helpers import make_spec, run_config
 from utils.config.parser import parse
 from utils.config.registry import MODELS, NORMS
 from utils.config.resolve import resolve
-from utils.run.identity import NUMERICS_VERSION, run_folder, run_hash, run_identity, run_name
+from utils.run.identity import NUMERICS_VERSION, run_hash, run_identity, run_name
 
 SPEC = make_spec()
 PLUGIN = '''
@@ -115,14 +115,3 @@ def test_a_name_says_what_gives_no_test_results(flags, words):
     name = run_name(run_config("er", **flags), SPEC)
     hash_ = run_hash(run_identity(run_config("er", **flags), SPEC))
     assert name == f"er-bn-seq-cifar10-online-m12-s0{words}-{hash_}"
-
-
-def test_a_run_from_before_names_said_so_stays_where_it_is(tmp_path):
-    config = run_config("er", debug_mode=True, results_path=str(tmp_path))
-    now = tmp_path / "runs" / run_name(config, SPEC)
-    before = tmp_path / "runs" / now.name.replace("-debug-", "-")
-    assert run_folder(config, SPEC) == now
-    before.mkdir(parents=True)
-    assert run_folder(config, SPEC) == before
-    now.mkdir()
-    assert run_folder(config, SPEC) == now

@@ -73,7 +73,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=LOCK_RETRY_SECONDS, poll_interval=LOCK_RETRY_SECONDS / 2)
     except Timeout:
-        raise RunLocked(path.read_text() or "another process") from None
+        raise RunLocked(f"{folder.name} is being run by {path.read_text() or 'another process'}") from None
     try:
         path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
         yield

@@ -27,10 +27,6 @@ FORMAT = 7
 KEPT = 2
 
 
-class Damaged(Exception):
-    """A file that is not what was written."""
-
-
 class Checkpoints:
     """The checkpoint files of one run folder."""
 
@@ -67,15 +63,14 @@ class Checkpoints:
         Raises UsageError for a checkpoint of another run, and for one of other code unless that is accepted.
         """
         for path in self.paths():
-            try:
-                with file_errors("read", path, "remove it, or --rerun"):
+            with file_errors("read", path, "remove it, or --rerun"):
+                try:
                     header, payload = verified_payload(path)
-                state: dict[str, Any] = torch.load(io.BytesIO(payload), weights_only=True, map_location="cpu")
-            except (Damaged, pickle.UnpicklingError) as error:
-                reason = error if isinstance(error, Damaged) else "it holds more than tensors and plain data"
-                aside = path.replace(path.with_suffix(".damaged"))
-                log.warning(f"{path} is damaged ({reason}); set aside as {aside.name}")
-                continue
+                    state: dict[str, Any] = torch.load(io.BytesIO(payload), weights_only=True, map_location="cpu")
+                except pickle.UnpicklingError as error:
+                    aside = path.replace(path.with_suffix(".damaged"))
+                    log.warning(f"{path} is damaged ({str(error).splitlines()[0]}); set aside as {aside.name}")
+                    continue
             theirs, ours = header["identity"] | {"step": header["step"]}, self.identity | {"step": int(path.stem[11:])}
             if differing := [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]:
                 what = ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in differing)
@@ -106,11 +101,11 @@ def digest(header: bytes, payload: bytes | memoryview) -> str:
 
 
 def verified_payload(path: Path) -> tuple[dict[str, Any], bytes]:
-    """Return header and payload of a file; raise Damaged unless its bytes are those that were written."""
+    """Return header and payload of a file; raise UnpicklingError unless its bytes are those that were written."""
     with open(path, "rb") as file:
         expected, header, payload = file.readline(), file.readline(), file.read()
     if expected != f"{digest(header, payload)}\n".encode():
-        raise Damaged("its digest does not match")
+        raise pickle.UnpicklingError("its digest does not match")
     about = json.loads(header)
     if about["format"] != FORMAT:
         raise UsageError(f"{path} has format {about['format']}, this code reads {FORMAT}; --rerun starts over")

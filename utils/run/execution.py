@@ -6,13 +6,15 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, cast
 
+from models.method import Method
 from utils.config.resolve import Config
-from utils.console import log
+from utils.console import in_notebook, log
 from utils.device import set_up_device
 from utils.errors import RunFailed, UsageError
 from utils.run.build import StreamBuilder, build_method, build_network
 from utils.run.code_digest import code_digests
-from utils.run.observers import build_observers
+from utils.run.observers import JsonLines, Observer, Progress, TensorBoardRun, WandbRun
+from utils.run.probes import PROBES, Probe, write_recording
 from utils.run.records import conditions
 from utils.run.run_folder import RunFolder
 from utils.run.saved_model import save_model
@@ -50,12 +52,17 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     state = folder.resume_or_reset()
     training.checkpoints = folder.checkpoints
     now = conditions(cast("Network", training.method.net)) | {"compile": training.method.compiled is not None}
-    training.conditions = _all_conditions(now, state["conditions"] if state else [])
+    before: list[dict[str, Any]] = state["conditions"] if state else []
+    training.conditions = before if now in before else [*before, now]
+    if before and now not in before:
+        what = ", ".join(f"{name} {value} instead of {before[-1].get(name)}" for name, value in now.items()
+                         if value != before[-1].get(name))  # fmt: skip
+        log.warning(f"resuming under other conditions ({what}); expect a difference like that between seeds")
     n_tasks = len(training.stream.train_sizes)
     training.observers = build_observers(config, training.method, n_tasks, folder)
     if not config.non_verbose:
         print(f"run {folder.name}\nfolder {folder.path}", file=sys.stderr, flush=True)
-    status, outcome = "failed", {}
+    status = "failed"
     try:
         outcome = training.run(state) | _write_outcomes(training, folder)
         status = "finished"
@@ -63,10 +70,9 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
         for observer in training.observers:
             observer.on_stop()
         raise
-    except RunFailed as error:
-        outcome = {"reason": str(error)}
-    except OSError as error:
-        outcome = {"reason": f"{error}; make room or repair, and give the same command again to go on"}
+    except (RunFailed, OSError) as error:
+        advice = "; make room or repair, and give the same command again to go on"
+        outcome = {"reason": f"{error}{advice if isinstance(error, OSError) else ''}"}
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         outcome = {"reason": reason, "traceback": traceback.format_exc()}
@@ -76,29 +82,25 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     return record
 
 
+def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFolder) -> list[Observer]:
+    observers: list[Observer] = [JsonLines(folder.log_path), *(PROBES[name](method) for name in config.probe)]
+    if not config.non_verbose:
+        observers.append(Progress(n_tasks, bar=sys.stderr.isatty() or in_notebook()))
+    if config.tensorboard:
+        observers.append(TensorBoardRun(folder.path / "tensorboard"))
+    if config.wandb_project:
+        observers.append(WandbRun(folder.path, config.values()))
+    return observers
+
+
 def _write_outcomes(training: Training, folder: RunFolder) -> dict[str, Any]:
     """Write recordings and the network; return their digests for the record."""
     digests: dict[str, Any] = {}
     if training.config.probe:
-        from utils.run.probes import Probe, write_recording
-
         probes = [observer for observer in training.observers if isinstance(observer, Probe)]
         digests["recordings"] = {probe.name: write_recording(folder.path, probe) for probe in probes}
     if training.config.save_model:
         digests["model_sha256"] = save_model(folder.model_path, training.method)
-    elif folder.model_path.exists():
-        log.info(f"{folder.model_path} was saved by an earlier run of this command and is removed")
-        folder.model_path.unlink()
+    else:
+        folder.model_path.unlink(missing_ok=True)  # of an earlier run of this command
     return digests
-
-
-def _all_conditions(now: dict[str, Any], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return all conditions that the run has been under; warn if they have changed."""
-    if now in before:
-        return before
-    if before:
-        differing = [f"{name} {value} instead of {before[-1].get(name)}" for name, value in now.items()
-                     if value != before[-1].get(name)]  # fmt: skip
-        what = ", ".join(differing)
-        log.warning(f"resuming under other conditions ({what}); expect a difference like that between seeds")
-    return [*before, now]

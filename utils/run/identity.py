@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from utils.config.resolve import SELECTORS, Config, identity_options
 from utils.data.stream import StreamSpec
@@ -21,10 +20,8 @@ def run_identity(config: Config, spec: StreamSpec) -> dict[str, Any]:
     identity = identity_options(config) | {"numerics_version": NUMERICS_VERSION, "data": spec.fingerprint}
     for selector, registry in SELECTORS.items():
         version = registry.get(getattr(config, selector)).traits.get("numerics_version")
-        if version is not None:
-            identity[f"{selector}_numerics_version"] = version
-    plain: dict[str, Any] = json.loads(json.dumps(identity))
-    return plain
+        identity |= {} if version is None else {f"{selector}_numerics_version": version}
+    return cast("dict[str, Any]", json.loads(json.dumps(identity)))
 
 
 def run_hash(identity: dict[str, Any]) -> str:
@@ -36,21 +33,12 @@ def run_name(config: Config, spec: StreamSpec) -> str:
 
     Runs without test results are marked: derpp-bn-seq-digits-online-m200-s0-val-debug-<hash>.
     """
+    words = [config.model, config.norm, config.dataset, config.scenario]
+    words += [f"m{config.buffer_size}"] if "buffer_size" in config.values() else []
     marks = {"val": getattr(config, "validation", None), "debug": config.debug_mode}
-    return "-".join([*_readable(config), *(word for word, value in marks.items() if value), _hash(config, spec)])
+    words += [f"s{config.seed}", *(mark for mark, value in marks.items() if value)]
+    return "-".join([*words, run_hash(run_identity(config, spec))])
 
 
 def run_folder(config: Config, spec: StreamSpec) -> Path:
-    """Return the folder of the run; one made before names had `val` and `debug` stays where it is."""
-    runs = Path(config.results_path) / "runs"
-    now, before = runs / run_name(config, spec), runs / "-".join([*_readable(config), _hash(config, spec)])
-    return before if os.path.isdir(before) and not os.path.isdir(now) else now
-
-
-def _readable(config: Config) -> list[str]:
-    buffer = [f"m{config.buffer_size}"] if "buffer_size" in config.values() else []
-    return [config.model, config.norm, config.dataset, config.scenario, *buffer, f"s{config.seed}"]
-
-
-def _hash(config: Config, spec: StreamSpec) -> str:
-    return run_hash(run_identity(config, spec))
+    return Path(config.results_path) / "runs" / run_name(config, spec)

@@ -14,12 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from models.method import Method
-from utils.config.resolve import Config
-from utils.console import in_notebook, log
+from utils.console import log
 from utils.errors import UsageError
 from utils.packages import import_or_usage_error
-from utils.run.run_folder import RunFolder
 from utils.step import Step
 from utils.tables import TITLES, percent
 
@@ -248,19 +245,3 @@ class WandbRun(ExternalLogger):
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
-
-
-def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFolder) -> list[Observer]:
-    """Return the observers of a run by its options."""
-    observers: list[Observer] = [JsonLines(folder.log_path)]
-    if config.probe:
-        from utils.run.probes import PROBES
-
-        observers += [PROBES[name](method) for name in config.probe]
-    if not config.non_verbose:
-        observers.append(Progress(n_tasks, bar=sys.stderr.isatty() or in_notebook()))
-    if config.tensorboard:
-        observers.append(TensorBoardRun(folder.path / "tensorboard"))
-    if config.wandb_project:
-        observers.append(WandbRun(folder.path, config.values()))
-    return observers

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import resource
 import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,6 @@ import torch
 
 from backbone.adab2n import __version__
 from utils.config.resolve import Config
-from utils.data.stream import StreamSpec
 from utils.packages import version
 from utils.run.identity import run_hash
 
@@ -42,11 +39,9 @@ def read_record(path: Path) -> dict[str, Any] | None:
         record = json.loads(path.read_bytes())
         sealed = record["seal"] == seal_of(record)
         name, hash_ = record["run"], run_hash(record["identity"])
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return None
-    except OSError as error:
-        raise BadRecord(f"it cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise BadRecord("it is damaged, or of an older version of this project") from None
     if not sealed:
         raise BadRecord("its seal does not match: it has been changed, or damaged")
@@ -57,35 +52,8 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 def provenance_text(record: dict[str, Any]) -> str:
     """Return when a record was made, and at which commit."""
-    name, _, changes = (record["environment"]["commit"] or "unknown").partition("+")
-    return f"on {record['date'][:16].replace('T', ' ')} UTC at commit {name[:12]}{'+' + changes if changes else ''}"
-
-
-def make_record(
-    name: str,
-    identity: dict[str, Any],
-    sources: dict[str, str],
-    config: Config,
-    spec: StreamSpec,
-    status: str,
-    outcome: dict[str, Any],
-) -> dict[str, Any]:
-    """Return everything worth keeping of a run; `outcome` holds results and times, or the reason of a failure."""
-    record = {
-        "run": name,
-        "status": status,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "identity": identity,
-        "config": plain(config),
-        "data": {"n_tasks": spec.n_tasks, "n_classes": spec.n_classes, "image_shape": spec.image_shape,
-                 "train_sizes": spec.train_sizes, "test_sizes": spec.test_sizes, "mean": spec.mean, "std": spec.std,
-                 "reported_on": "validation split" if getattr(config, "validation", None) else "test set"},
-        **outcome,
-        "environment": environment(),
-        "sources": sources,
-    }  # fmt: skip
-    record = json.loads(json.dumps(record, allow_nan=False))  # as it will be read
-    return record | {"seal": seal_of(record)}
+    commit, plus, changes = (record["environment"]["commit"] or "unknown").partition("+")
+    return f"on {record['date'][:16].replace('T', ' ')} UTC at commit {commit[:12]}{plus}{changes}"
 
 
 def plain(config: Config) -> dict[str, Any]:
@@ -113,7 +81,7 @@ def environment() -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
         "device_type": "cuda" if cuda else "cpu",
         "num_threads": torch.get_num_threads(),
-        "peak_memory_mb": peak_memory_mb(),
+        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "peak_cuda_memory_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if cuda else None,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -123,24 +91,13 @@ def environment() -> dict[str, Any]:
     }
 
 
-def peak_memory_mb() -> float:
-    """Return the peak of this process; `getrusage` would count what its launcher had before the fork."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        kilobytes = int(status.read_text().partition("VmHWM:")[2].split()[0])
-    else:
-        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(kilobytes / 1024, 1)
-
-
 def commit() -> str | None:
     """Return the commit, with `+changes` if the code differs from it; None if the checkout is no repository."""
-    # Variables that a hook sets would make git look at another repository.
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
     def git(*words: str) -> str:
-        command = ["git", "-C", str(REPOSITORY), *words]
-        return subprocess.run(command, env=own, capture_output=True, check=True, text=True, timeout=20).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=REPOSITORY, capture_output=True, check=True, text=True
+        ).stdout.strip()
 
     try:
         if git("rev-parse", "--show-cdup"):  # the checkout lies below another repository

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,38 +13,25 @@ from utils.config.resolve import Config
 from utils.console import log
 from utils.data.stream import StreamSpec
 from utils.errors import RunFailed, UsageError
-from utils.files import RunLocked, file_errors, folder_lock, write_json
+from utils.files import file_errors, folder_lock, write_json
 from utils.run.checkpoints import Checkpoints
 from utils.run.code_digest import changed_files, shortened
 from utils.run.identity import run_folder, run_identity
-from utils.run.records import BadRecord, make_record, plain, provenance_text, read_record
+from utils.run.probes import PROBES, has_recording
+from utils.run.records import BadRecord, environment, plain, provenance_text, read_record, seal_of
 
 
 def missing_outcomes(options: dict[str, Any], record: dict[str, Any], folder: Path) -> list[str]:
     """Return the flags of the outcomes that these options ask for and a finished run lacks."""
-    missing = []
-    if probes := options.get("probe"):
-        from utils.run.probes import has_recording
-
-        missing = [f"--probe {name}" for name in probes if not has_recording(folder, name, record)]
     lacks_statistics = not all("final_statistics" in result for result in record["results"].values())
-    if options.get("final_statistics") and lacks_statistics:
-        missing.append("--final_statistics")
-    if options.get("late_evaluations", 0) > record["config"].get("late_evaluations", 0):
-        missing.append(f"--late_evaluations {options['late_evaluations']}")
-    if options.get("save_model") and not (folder / "model.safetensors").exists():
-        missing.append("--save_model")
-    return missing
-
-
-def _unrecorded(config: Config, state: dict[str, Any]) -> list[str]:
-    """Return the names of the outcomes that a run resumed from this state would lack."""
-    missing = ["late_evaluations"] if config.late_evaluations > state["late_evaluations"] else []
-    if config.probe:
-        from utils.run.probes import PROBES
-
-        missing += [name for name in config.probe if PROBES[name].__name__ not in state["observers"]]
-    return missing
+    late = options.get("late_evaluations", 0)
+    lacking: dict[str, Any] = {
+        f"--probe {name}": not has_recording(folder, name, record) for name in options.get("probe") or ()
+    }
+    lacking["--final_statistics"] = options.get("final_statistics") and lacks_statistics
+    lacking[f"--late_evaluations {late}"] = late > record["config"].get("late_evaluations", 0)
+    lacking["--save_model"] = options.get("save_model") and not (folder / "model.safetensors").exists()
+    return [flag for flag, is_lacking in lacking.items() if is_lacking]
 
 
 class RunFolder:
@@ -65,13 +54,9 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Create the folder and hold its lock; raise RunLocked if another process has it."""
-        with ExitStack() as stack:
-            try:
-                with file_errors("write to", self.path, "set --results_path"):
-                    self.path.mkdir(parents=True, exist_ok=True)
-                    stack.enter_context(folder_lock(self.path))
-            except RunLocked as error:
-                raise RunLocked(f"{self.name} is being run by {error}") from None
+        with file_errors("write to", self.path, "set --results_path"):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with folder_lock(self.path):
             yield
 
     def finished_record(self) -> dict[str, Any] | None:
@@ -106,10 +91,7 @@ class RunFolder:
         log.info(f"finished {provenance}, not trained again")
         if changed:
             log.info(f"by code that has changed since: {shortened(changed)}")
-        if self.checkpoints.paths():  # killed after its record was written
-            with suppress(RunLocked, UsageError, OSError), self.lock():
-                if self.finished_record() is not None:
-                    self.checkpoints.remove()
+        self.checkpoints.remove()  # of a process that was killed after it had written the record
         return record
 
     def resume_or_reset(self) -> dict[str, Any] | None:
@@ -125,8 +107,11 @@ class RunFolder:
                     self.record_path.replace(self.path / "record.old.json")
             else:
                 state = self.checkpoints.load(accept_changed_code=self.config.accept_changed_code)
-            if state is not None and (unrecorded := _unrecorded(self.config, state)):
-                log.info(f"starts over: its checkpoint has not recorded {', '.join(unrecorded)}")
+            probes = {PROBES[name].__name__ for name in self.config.probe}
+            if state is not None and (
+                self.config.late_evaluations > state["late_evaluations"] or not probes <= state["observers"].keys()
+            ):
+                log.info("starts over: its checkpoint lacks what --probe or --late_evaluations asks for")
                 self.checkpoints.remove()
                 state = None
             if state is not None:
@@ -137,9 +122,23 @@ class RunFolder:
 
     def write_record(self, status: str, outcome: dict[str, Any], spec: StreamSpec) -> dict[str, Any]:
         """Write and return the record; remove the checkpoints of a finished run."""
-        if self.checkpoints.code_changes:
-            outcome = outcome | {"code_changes": self.checkpoints.code_changes}
-        record = make_record(self.name, self.identity, self.sources, self.config, spec, status, outcome)
+        facts = ("n_tasks", "n_classes", "image_shape", "train_sizes", "test_sizes", "mean", "std")
+        is_validated = getattr(self.config, "validation", None)
+        content = {
+            "run": self.name,
+            "status": status,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "identity": self.identity,
+            "config": plain(self.config),
+            "data": {name: getattr(spec, name) for name in facts}
+            | {"reported_on": "validation split" if is_validated else "test set"},
+            **outcome,
+            **({"code_changes": self.checkpoints.code_changes} if self.checkpoints.code_changes else {}),
+            "environment": environment(),
+            "sources": self.sources,
+        }
+        record: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))  # as it will be read
+        record["seal"] = seal_of(record)
         advice = "make room and give the same command again"
         with file_errors("write", self.record_path, outcome.get("reason", advice), RunFailed):
             write_json(self.record_path, record)

@@ -14,7 +14,6 @@ import utils.run.execution
 import utils.run.observers
 from models.method import Method
 from tests.outcomes import outcome
-from utils.files import folder_lock
 from utils.run.observers import JsonLines, Observer
 from utils.run.records import conditions
 
@@ -167,15 +166,12 @@ def test_killed_before_any_change_of_a_file_the_plain_command_has_the_same_end(t
     assert nth >= 15
 
 
-def test_leftovers_beside_a_finished_record_are_removed_unless_another_process_has_the_folder(results, straight):
+def test_leftovers_beside_a_finished_record_are_removed(results, straight):
     folder = stopped(results, *COMMAND, at=STEPS)
     kept = {path: path.read_bytes() for path in folder.glob("checkpoint-*.pt")}
     assert runner(results)(*COMMAND).code == 0
     for path, content in kept.items():
         path.write_bytes(content)
-    with folder_lock(folder):
-        assert ANSWERED.fullmatch(runner(results)(*COMMAND).stderr)
-        assert {path.name for path in kept} < names(folder)
     assert ANSWERED.fullmatch(runner(results)(*COMMAND).stderr)
     assert outcome(results) == straight
 

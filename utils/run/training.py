@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -62,34 +61,6 @@ def total_steps(config: Config, train_sizes: Sequence[int]) -> int:
     return sum(steps_per_task(config, size) for size in train_sizes)
 
 
-@contextmanager
-def single_value_error_with_advice() -> Iterator[None]:
-    """Re-raise torch's error for batch statistics of a single value with advice."""
-    try:
-        yield
-    except ValueError as error:
-        if TOO_FEW_VALUES not in str(error):
-            raise
-        raise RunFailed(f"{error}; choose a --batch_size that leaves no batch and no draw of one image") from error
-
-
-class Stopwatch:
-    """Seconds spent, over all processes of a run."""
-
-    def __init__(self) -> None:
-        self.before = 0.0
-        self.started: float | None = None
-
-    def start(self) -> None:
-        self.started = time.monotonic()
-
-    def stop(self) -> None:
-        self.before, self.started = self.seconds(), None
-
-    def seconds(self) -> float:
-        return self.before + (0.0 if self.started is None else time.monotonic() - self.started)
-
-
 class Training:
     """A run from its first step, or from a checkpoint, to its results."""
 
@@ -113,7 +84,7 @@ class Training:
         self.mid_task_evals: list[dict[str, Any]] = []
         self.late: dict[str, list[float]] = {}  # by setting, FAA at the late evaluations
         self.confusion: torch.Tensor | None = None  # at the end of the last task
-        self.training_time, self.wall_time = Stopwatch(), Stopwatch()
+        self.started, self.evaluation_seconds = time.monotonic(), 0.0  # a resumed run counts its earlier processes
         self.iterations = getattr(config, "replay_iters", 1)  # steps per batch of the stream
         # Losses and terms since the last log line stay on the device: reading them is the loop's only device sync.
         self.losses: list[torch.Tensor] = []
@@ -123,19 +94,33 @@ class Training:
 
     def run(self, state: dict[str, Any] | None = None) -> dict[str, Any]:
         """Train through the stream, from a checkpoint's state if given, and return the results as plain data."""
-        self.wall_time.start()
         if state is None:
-            self.untrained, _ = evaluate(self.method, self.stream, range(self.stream.spec.n_tasks))
+            self.untrained, _ = self._evaluate(self.stream.spec.n_tasks)
         else:
             self.load_state_dict(state)
         sizes = self.method.epoch_sizes(self.config, self.stream.spec, self.stream.train_sizes)
         self._notify("on_start", total_steps(self.config, sizes), self.cursor.step)
-        while self.cursor.task < len(self.stream.train_sizes):
-            self._train_task()
-            self._end_task()
-            self._evaluate_task()
-            self.cursor = Cursor(task=self.cursor.task + 1, step=self.cursor.step)
+        try:
+            while self.cursor.task < len(self.stream.train_sizes):
+                self._train_task()
+                self._end_task()
+                self._evaluate_task()
+                self.cursor = Cursor(task=self.cursor.task + 1, step=self.cursor.step)
+        except ValueError as error:
+            if TOO_FEW_VALUES not in str(error):
+                raise
+            raise RunFailed(f"{error}; choose a --batch_size that leaves no batch and no draw of one image") from error
         return self._outcome()
+
+    def _evaluate(self, n_tasks: int) -> tuple[dict[str, list[float]], torch.Tensor]:
+        """Return what `evaluate` does of the first tasks; its time is not counted as training."""
+        started = time.monotonic()
+        results = evaluate(self.method, self.stream, range(n_tasks))
+        self.evaluation_seconds += time.monotonic() - started
+        return results
+
+    def _training_seconds(self) -> float:
+        return time.monotonic() - self.started - self.evaluation_seconds
 
     def begin_task(self) -> None:
         self.method.grow()
@@ -145,12 +130,10 @@ class Training:
         cursor = self.cursor
         if (cursor.epoch, cursor.batch) == (0, 0):
             self.begin_task()
-        self.training_time.start()
         self.method.net.train()
-        with self.signals.held(), single_value_error_with_advice():
+        with self.signals.held():
             while not cursor.ended and self._train_epoch():
                 cursor.epoch, cursor.batch = cursor.epoch + 1, 0
-        self.training_time.stop()
 
     def _end_task(self) -> None:
         """Call the method's `end_task`, which may take long: a checkpoint precedes it, and another one follows."""
@@ -159,10 +142,7 @@ class Training:
         self.signals.check()
         if self.cursor.ended:
             return
-        self.training_time.start()
-        with single_value_error_with_advice():
-            self.method.end_task(self.cursor.task, self.stream)
-        self.training_time.stop()
+        self.method.end_task(self.cursor.task, self.stream)
         self.cursor.ended = True
         if self.checkpoints and type(self.method).end_task is not Method.end_task:
             self._save()
@@ -254,8 +234,8 @@ class Training:
             "unlogged": self.unlogged,
             "skipped_batches": method.runner.skipped_batches,
             "observers": {type(observer).__name__: observer.state_dict() for observer in self.observers},
-            "training_seconds": self.training_time.seconds(),
-            "wall_seconds": self.wall_time.seconds(),
+            "training_seconds": self._training_seconds(),
+            "wall_seconds": time.monotonic() - self.started,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -279,7 +259,8 @@ class Training:
         self.term_sums = {name: value.to(device) for name, value in state["loss_terms"].items()}
         for observer in self.observers:
             observer.load_state_dict(state["observers"].get(type(observer).__name__, {}))
-        self.training_time.before, self.wall_time.before = state["training_seconds"], state["wall_seconds"]
+        self.started = time.monotonic() - state["wall_seconds"]
+        self.evaluation_seconds = state["wall_seconds"] - state["training_seconds"]
 
     def _check_losses(self) -> np.ndarray:
         """Return the losses since the last log line. A run that has diverged ends here and is never saved."""
@@ -308,19 +289,18 @@ class Training:
         self.losses, self.loss_steps, self.term_sums, self.unlogged = [], [], {}, 0
         self._notify("on_log", event)
 
-    def _tasks_trained(self) -> range:
-        """Return the tasks trained so far, the present one included; joint training has all of them at once."""
-        joint = len(self.stream.train_sizes) == 1
-        return range(self.stream.spec.n_tasks if joint else self.cursor.task + 1)
+    def _n_trained(self) -> int:
+        """Return the number of tasks trained so far, the present one included; joint training has all at once."""
+        return self.stream.spec.n_tasks if len(self.stream.train_sizes) == 1 else self.cursor.task + 1
 
     def _evaluate_task(self) -> None:
         """Evaluate at the end of a task, on the next task too, for forward transfer."""
         tensors = [tensor for tensor in self.method.net.state_dict().values() if tensor.is_floating_point()]
         if not torch.stack([tensor.isfinite().all() for tensor in tensors]).all():  # though the last loss was finite
             self._fail_diverged(f"weights or statistics are not finite after step {self.cursor.step}")
-        n_trained = len(self._tasks_trained())
+        n_trained = self._n_trained()
         n_tested = min(n_trained + self.method.scores_unseen_classes, self.stream.spec.n_tasks)
-        results, self.confusion = evaluate(self.method, self.stream, range(n_tested))
+        results, self.confusion = self._evaluate(n_tested)
         for setting, row in results.items():
             self.rows.setdefault(setting, []).append(row)
         means = {setting: metrics.mean(row[:n_trained]) for setting, row in results.items()}
@@ -329,10 +309,8 @@ class Training:
 
     def _evaluate_mid_task(self, *, is_late: bool) -> None:
         """Evaluate on the tasks seen so far while a task is trained, for `--late_evaluations` or `--eval_every`."""
-        self.training_time.stop()
-        results, _ = evaluate(self.method, self.stream, self._tasks_trained())
+        results, _ = self._evaluate(self._n_trained())
         self.method.net.train()
-        self.training_time.start()
         means = {setting: metrics.mean(row) for setting, row in results.items()}
         if is_late:
             for setting, mean in means.items():
@@ -344,6 +322,7 @@ class Training:
 
     def _outcome(self) -> dict[str, Any]:
         assert self.confusion is not None
+        seconds = self._training_seconds()  # before the evaluations that follow
         config, method, confusion = self.config, self.method, self.confusion.tolist()
         last_rows = {setting: rows[-1] for setting, rows in self.rows.items()}
         embedding = embedding_accuracies(method, self.stream) if config.embedding_eval else {}
@@ -372,12 +351,11 @@ class Training:
             if config.late_evaluations:
                 result["late_evaluations"] = late_summary([*self.late.get(setting, []), metrics.mean(rows[-1])])
             results[setting] = result
-        seconds = self.training_time.seconds()
         return {
             "results": results,
             "steps": self.cursor.step,
             "batches_left_out": method.runner.skipped_batches,
             "seconds": seconds,
-            "wall_seconds": self.wall_time.seconds(),
+            "wall_seconds": time.monotonic() - self.started,
             "steps_per_second": self.cursor.step / seconds,
         }

@@ -131,8 +131,7 @@ def oom_as_usage_error(what: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "alloc" not in str(error):
             raise
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UsageError(f"{what} does not fit into memory ({reason}); make it smaller") from error
+        raise UsageError(f"{what} does not fit into memory ({str(error)[:200]}); make it smaller") from error
 
 
 def epoch_sizes(config: Config, spec: StreamSpec) -> Sequence[int]:

@@ -7,7 +7,6 @@ the training loop, and with plug-ins every loaded module that lies in their fold
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import re
 import sys
@@ -23,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("backbone", "datasets", "models", "utils")
 IN_RUN = ("build", "training", "evaluation", "eval_statistics", "metrics")
 LOOP = ("utils/data/*.py", "utils/step.py", *(f"utils/run/{name}.py" for name in IN_RUN))
-SOURCE_FILES = ("*.py", "*.c")
+SUFFIXES = (".py", ".c")
 
 
 def code_digests(config: Config) -> dict[str, str]:
@@ -43,7 +42,7 @@ def code_digests(config: Config) -> dict[str, str]:
     files = {_relative(path): path for pattern in LOOP for path in REPOSITORY.glob(pattern)}
     for name in modules:
         files.update(_source_files(name))
-    return {shown: _file_digest(files[shown]) for shown in sorted(files)}
+    return {name: _file_digest(files[name]) for name in sorted(files)}
 
 
 def changed_files(before: dict[str, str], now: dict[str, str]) -> list[str]:
@@ -57,9 +56,10 @@ def shortened(names: list[str], most: int = 4) -> str:
 
 def read_project_files() -> None:
     """Compute the digests of all project files now, for a server whose forks keep the code that it has imported."""
-    for package, pattern in itertools.product(PACKAGES, SOURCE_FILES):
-        for path in (REPOSITORY / package).rglob(pattern):
-            _file_digest(path)
+    for package in PACKAGES:
+        for path in (REPOSITORY / package).rglob("*.*"):
+            if path.suffix in SUFFIXES:
+                _file_digest(path)
 
 
 @cache
@@ -100,7 +100,7 @@ def _source_files(module: str) -> Iterator[tuple[str, Path]]:
     elif module.rpartition(".")[0] in {registry.package for registry in REGISTRIES}:
         yield _relative(path), path
     else:
-        yield from ((_relative(other), other) for pattern in SOURCE_FILES for other in path.parent.glob(pattern))
+        yield from ((_relative(other), other) for other in path.parent.iterdir() if other.suffix in SUFFIXES)
 
 
 def _relative(path: Path) -> str:

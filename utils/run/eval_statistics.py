@@ -1,9 +1,8 @@
 """`--eval_statistics`: the means and variances that norm layers use at test time.
 
     running  the running statistics of training
-    buffer   estimated in one pass over the buffer, unaugmented, in batches of 256 in random order: the plain averages
-             of the batches' means and biased variances. In the pass each layer normalizes with the statistics of the
-             batch; all else is in eval mode. While the buffer is empty, the running statistics are used
+    buffer   estimated in one pass over the buffer, unaugmented, in batches of 256 in random order, as `statistics_of`
+             says; while the buffer is empty, the running statistics
     batch    those of the test batch, with biased variances: 256 images of a task in random order, since data sets are
              sorted by class
 
@@ -58,23 +57,20 @@ def norm_layers(net: Network) -> list[tuple[str, nn.Module]]:
     return sorted(layers, key=lambda pair: cast("int", pair[1].norm_number))
 
 
-def batch_stat_layers(net: Network, feature: str) -> list[StatLayer]:
-    """Return the part of every norm layer that has batch and running statistics; `feature` names who needs it."""
-    layers: list[StatLayer] = []
-    for _, layer in norm_layers(net):
-        parts = [part for part in layer.modules() if isinstance(part, _BatchNorm | FamilyBatchNorm)]
-        if len(parts) != 1:
-            raise UsageError(f"{feature} needs a norm with batch and running statistics, such as bn, cn or adab2n")
-        layers += parts
-    return layers
+def stat_parts(layer: nn.Module) -> list[StatLayer]:
+    return [part for part in layer.modules() if isinstance(part, StatLayer)]
 
 
 def has_statistics(net: Network) -> bool:
-    """Return whether every norm layer has batch and running statistics, as `--eval_statistics` needs them."""
-    try:
-        return bool(batch_stat_layers(net, ""))
-    except UsageError:
-        return False
+    """Return whether every norm layer has batch and running statistics."""
+    return all(len(stat_parts(layer)) == 1 for _, layer in norm_layers(net))
+
+
+def batch_stat_layers(net: Network, feature: str) -> list[StatLayer]:
+    """Return the part of every norm layer that has batch and running statistics; `feature` names who needs it."""
+    if not has_statistics(net):
+        raise UsageError(f"{feature} needs a norm with batch and running statistics, such as bn, cn or adab2n")
+    return [part for _, layer in norm_layers(net) for part in stat_parts(layer)]
 
 
 def statistics_option(method: Method) -> str:

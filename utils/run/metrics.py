@@ -17,10 +17,6 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def final_average_accuracy(a: Matrix) -> float:
-    return mean(a[-1])
-
-
 def cumulative_average_accuracy(a: Matrix) -> float:
     """Mean over i of the mean accuracy on the tasks trained up to i."""
     if len(a) == 1:
@@ -57,16 +53,6 @@ def forward_transfer(a: Matrix, untrained: Sequence[float] | None) -> float | No
     return mean([a[j - 1][j] - untrained[j] for j in range(1, last + 1)]) if last and untrained else None
 
 
-def learning_accuracy(a: Matrix) -> float | None:
-    """Mean accuracy on every task right after it was trained."""
-    return mean([a[i][i] for i in range(len(a))]) if len(a) > 1 else None
-
-
-def average_anytime_accuracy(points: Sequence[Matrix]) -> float:
-    """Mean over all points of the mean accuracy on the tasks seen so far."""
-    return mean([mean(row) for of_task in points for row in of_task])
-
-
 def minimum_accuracy(points: Sequence[Matrix]) -> float | None:
     """Mean over all tasks but the last of the lowest accuracy at any point after the task's end."""
     last = len(points) - 1
@@ -92,11 +78,11 @@ def summary(
     a = [[value for value in row if value is not None] for row in matrix]
     points = points or [[row if len(a) == 1 else row[: i + 1]] for i, row in enumerate(a)]  # the ends of tasks
     return {
-        "aaa": average_anytime_accuracy(points),
-        "learning_accuracy": learning_accuracy(a),
+        "aaa": mean([mean(row) for of_task in points for row in of_task]),
+        "learning_accuracy": mean([a[i][i] for i in range(len(a))]) if len(a) > 1 else None,
         "min_acc": minimum_accuracy(points),
         "wc_acc": worst_case_accuracy(points),
-        "faa": final_average_accuracy(a),
+        "faa": mean(a[-1]),
         "caa": cumulative_average_accuracy(a),
         "forgetting": forgetting(a),
         "forgetting_as_published": forgetting_as_published(a),

@@ -20,13 +20,7 @@ from typing import Any
 from models.method import Method
 from utils.data.random import generator
 from utils.data.stream import Stream, chunks, concatenated
-from utils.run.eval_statistics import (
-    buffer_batches,
-    has_statistics,
-    shuffled_batches,
-    statistics_of,
-    statistics_option,
-)
+from utils.run.eval_statistics import buffer_batches, has_statistics, shuffled_batches, statistics_of, statistics_option
 from utils.run.evaluation import accuracies
 from utils.step import Batch
 

@@ -26,7 +26,6 @@ from utils.run.records import BadRecord, read_record
 from utils.tables import accuracy_table, caveat_lines
 
 STATES = ("method", "buffer")  # saved as the bytes of `torch.save`
-HOW_TO_EVALUATE = ("eval_statistics",)  # options that may differ from those of the run
 
 
 def save_model(path: Path, method: Method) -> str:
@@ -49,8 +48,7 @@ def read_saved(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     from safetensors.torch import load
 
     try:
-        record = read_record(folder / "record.json")
-        content = (folder / "model.safetensors").read_bytes()
+        record, content = read_record(folder / "record.json"), (folder / "model.safetensors").read_bytes()
         if record is None or hashlib.sha256(content).hexdigest() != record.get("model_sha256"):
             raise BadRecord("its record.json does not have the digest of its model.safetensors")
     except (BadRecord, OSError) as error:
@@ -73,9 +71,7 @@ def evaluate_saved(explicit: dict[str, Any]) -> int:
     folder = given.parent if given.name == "model.safetensors" else given
     record, tensors = read_saved(folder)
     config = _config_of(record, explicit, folder)
-    sources = code_digests(config)
-    device = set_up_device(config)
-    data = StreamBuilder(config)
+    sources, device, data = code_digests(config), set_up_device(config), StreamBuilder(config)
     if data.spec.fingerprint != record["identity"]["data"]:
         raise UsageError(f"{folder} was trained on other data than those here: check --base_path")
     if changed := changed_files(record["sources"], sources):
@@ -83,14 +79,15 @@ def evaluate_saved(explicit: dict[str, Any]) -> int:
     net = build_network(config, data.spec, device)
     stream = data.stream(device)
     method = build_method(config, stream.spec, net, device)
-    parts = {name: part for name, part in zip(STATES, (method, method.buffer), strict=True) if part is not None}
+    tensors = load(content)
     states = {name: tensors.pop(name).numpy().tobytes() for name in STATES if name in tensors}
     if getattr(config, "eval_statistics", "running") == "buffer" and "buffer" not in states:
         raise UsageError(f"{folder} has no buffer: give --eval_statistics running or batch")
     try:
         net.load_state_dict(tensors)
-        for name, part in parts.items():
-            part.load_state_dict(torch.load(io.BytesIO(states[name]), weights_only=True))
+        for name, part in zip(STATES, (method, method.buffer), strict=True):
+            if part is not None:
+                part.load_state_dict(torch.load(io.BytesIO(states[name]), weights_only=True))
     except (RuntimeError, KeyError) as error:
         raise UsageError(f"{folder} does not fit today's code: {' '.join(str(error).split())}") from error
     results = accuracies(method, stream, range(data.spec.n_tasks))
@@ -105,7 +102,7 @@ def _config_of(record: dict[str, Any], explicit: dict[str, Any], folder: Path) -
     recorded = parse(["--config", str(folder / "record.json")])
     numbers = number_options(resolve(recorded))
     for name, value in explicit.items():
-        if name in numbers and name not in HOW_TO_EVALUATE and value != numbers[name]:
+        if name in numbers and name != "eval_statistics" and value != numbers[name]:
             raise UsageError(f"--{name} {value} contradicts {folder}, which has {numbers[name]}: leave it out")
     options = DATASETS.get(record["config"]["dataset"]).options
     paths = {option.name: record["config"].get(option.name) for option in options if not option.changes_numbers}

@@ -1,9 +1,4 @@
-"""SIGTERM and SIGINT end a run after a checkpoint; a second SIGINT quits at once.
-
-The handlers only note the signal while a step or a checkpoint is under way, and raise where nothing can be torn.
-They are installed even as process 1 of a container, where the default actions do not exist, and unblocked in case the
-parent process had blocked them.
-"""
+"""SIGTERM and SIGINT end a run after a checkpoint; a second SIGINT quits at once."""
 
 from __future__ import annotations
 
@@ -25,10 +20,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Signals:
-    """`with Signals() as signals`, and `with signals.held()` around what must not be torn.
-
-    Within `held()` the first signal is only noted, in `received`. A second SIGINT always quits at once.
-    """
+    """`with Signals() as signals`, and `with signals.held()` where a signal is only noted, in `received`."""
 
     def __init__(self) -> None:
         self.received: int | None = None

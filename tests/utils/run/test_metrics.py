@@ -19,7 +19,8 @@ def test_published_forgetting_is_never_negative():
 def test_measures_of_a_whole_run():
     """Two tasks; measured twice within the first and once within the second, before their ends."""
     points = [[[30.0], [50.0], [90.0]], [[20.0, 40.0], [60.0, 80.0]]]
-    assert metrics.average_anytime_accuracy(points) == pytest.approx((30 + 50 + 90 + 30 + 70) / 5)
+    summary = metrics.summary([[90.0, 10.0], [60.0, 80.0]], None, points)
+    assert summary["aaa"] == pytest.approx((30 + 50 + 90 + 30 + 70) / 5)
     assert metrics.minimum_accuracy(points) == 20.0  # not 30: that was before the first task's end
     assert metrics.worst_case_accuracy(points) == pytest.approx(80 / 2 + 20 / 2)
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ import utils.run.execution
 import utils.run.observers
 from models.method import Method
 from tests.outcomes import outcome
-from utils.run.observers import JsonLines, Observer
+from utils.run.observers import Observer
 from utils.run.records import conditions
 
 COMMAND = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4"]
@@ -185,25 +184,6 @@ def test_log_with_lines_after_the_checkpoint_loses_them_silently(results, straig
         file.write('{"event": "log", "step": 9}\n{"eve')
     assert runner(results)(*COMMAND).stderr == goes_on(STOPPED_AT)
     assert outcome(results) == straight
-
-
-def test_seconds_of_a_resumed_log_go_on(tmp_path, monkeypatch):
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(utils.run.observers, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    path = tmp_path / "metrics.jsonl"
-    first = JsonLines(path)
-    first.on_start(10, 0)
-    clock.now = 105.0
-    first.on_log({"step": 1, "task": 0})
-    clock.now = 106.0
-    state = first.state_dict()
-    clock.now = 5000.0  # another process, hours later
-    second = JsonLines(path)
-    second.load_state_dict(state)
-    second.on_start(10, 1)
-    clock.now = 5002.0
-    second.on_log({"step": 2, "task": 0})
-    assert [json.loads(line)["seconds"] for line in path.read_text().splitlines()] == [5.0, 8.0]
 
 
 # --- conditions -------------------------------------------------------------------------------------------------------

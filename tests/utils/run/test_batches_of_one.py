@@ -62,17 +62,6 @@ def test_replay_in_the_same_forward_makes_it_larger(capsys):
     assert capsys.readouterr().err == NOTE
 
 
-def test_other_errors_of_such_a_batch_are_not_swallowed():
-    _, method = build_run(run_config("sgd"), odd_stream())
-
-    def learn():
-        raise ValueError("another one")
-
-    with pytest.raises(ValueError, match="another one"):
-        method.runner.skip_unnormalizable_batch(1, learn)
-    assert method.runner.skipped_batches == 0
-
-
 # --- what they leave --------------------------------------------------------------------------------------------------
 
 
@@ -119,11 +108,6 @@ def test_run_with_such_a_batch_finishes_and_goes_on_counting_after_a_stop(tmp_pa
     resumed = runner(tmp_path / "stopped")(*DIGITS)
     assert (resumed.code, resumed.stderr) == (0, goes_on(41))  # said once in a run
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "straight")
-
-
-def test_run_without_such_a_batch_counts_none(results):
-    finished = runner(results)(*DIGITS, "--batch_size", "40", "--debug_mode")
-    assert (finished.stderr, finished.record["batches_left_out"]) == ("", 0)
 
 
 # --- gdumb's own batches ----------------------------------------------------------------------------------------------

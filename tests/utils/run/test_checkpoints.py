@@ -1,7 +1,6 @@
 """Checkpoint files: every damage is noticed, other runs are refused, and a full disk costs nothing that was saved."""
 
 import argparse
-import errno
 import io
 import json
 import os
@@ -109,21 +108,14 @@ def equal(a, b):
 # --- damage ---------------------------------------------------------------------------------------------------
 
 
-def flip_bit(content, dice, limit=None):
-    place = dice.randrange(limit or len(content))
+def flip_bit(content, dice):
+    header = len(content) - len(payload_of(content))
+    place = dice.randrange(dice.choice([header, len(content)]))
     return content[:place] + bytes([content[place] ^ 1 << dice.randrange(8)]) + content[place + 1 :]
-
-
-def flip_bit_of_header(content, dice):
-    return flip_bit(content, dice, len(content) - len(payload_of(content)))
 
 
 def truncate(content, dice):
     return content[: dice.randrange(1, len(content))]
-
-
-def truncate_header(content, dice):
-    return content[: dice.randrange(1, len(content) - len(payload_of(content)))]
 
 
 def zero_range(content, dice):
@@ -132,23 +124,11 @@ def zero_range(content, dice):
     return content[:start] + bytes(size) + content[start + size :]
 
 
-def exchange_blocks(content, dice):
-    a, b = sorted(dice.sample(range(len(content) // 512), 2))
-    blocks = [content[k : k + 512] for k in range(0, len(content), 512)]
-    blocks[a], blocks[b] = blocks[b], blocks[a]
-    return b"".join(blocks)
-
-
 def append(content, dice):
     return content + dice.randbytes(dice.choice([1, 1, 100]))
 
 
-def remove_bytes(content, dice):
-    start = dice.randrange(len(content))
-    return content[:start] + content[start + dice.randint(1, 64) :]
-
-
-DAMAGES = [flip_bit, flip_bit_of_header, truncate, truncate_header, zero_range, exchange_blocks, append, remove_bytes]
+DAMAGES = [flip_bit, truncate, zero_range, append]
 
 
 def mutations(content, previous, other):
@@ -221,18 +201,6 @@ def test_run_with_a_damaged_checkpoint_goes_on_from_the_previous_one(copy, strai
     assert steps == list(range(PREVIOUS, 145))
     assert same_end(outcome(folder.parent.parent), straight) == ALIKE
     assert names(folder) == ["checkpoint-000000043.damaged"]
-
-
-def test_run_whose_checkpoints_are_all_damaged_starts_over(copy, straight):
-    run, folder = copy
-    for path in folder.glob("checkpoint-*.pt"):
-        path.write_bytes(path.read_bytes()[:-1])
-    finished = run(*COMMAND, *EVERY_4)
-    assert finished.code == 0
-    assert [line.split(" is damaged")[0] for line in finished.stderr.splitlines()] == [
-        f"warning: {folder / name}" for name in ("checkpoint-000000043.pt", "checkpoint-000000041.pt")
-    ]
-    assert same_end(outcome(folder.parent.parent), straight) == ALIKE
 
 
 # --- files of other runs --------------------------------------------------------------------------------------
@@ -313,22 +281,6 @@ def test_newest_two_are_kept_and_none_in_the_end(results, monkeypatch):
     ]  # fmt: skip
 
 
-def test_state_comes_back_to_the_bit(tmp_path):
-    dice = torch.Generator().manual_seed(0)
-    state = {
-        "single": torch.randn(5, generator=dice),
-        "double": torch.randn(3, generator=dice, dtype=torch.float64),
-        "bytes": torch.arange(256, dtype=torch.uint8),
-        "plain": {"a": [1, 2.5, None], "b": "text", "c": float("inf")},
-    }
-    checkpoints = Checkpoints(tmp_path, {"lr": 0.1, "lr_milestones": [1, 2]}, {}, Interval(steps=1))
-    assert checkpoints.load() is None
-    checkpoints.save(7, state)
-    again = Checkpoints(tmp_path, {"lr": 0.1, "lr_milestones": [1, 2]}, {}, Interval(steps=1))
-    assert equal(again.load(), state)
-    assert again.last_step == 7
-
-
 def test_due_by_steps(tmp_path):
     checkpoints = Checkpoints(tmp_path, {}, {}, Interval(steps=3))
     assert [checkpoints.due(step) for step in range(1, 6)] == [False, False, True, True, True]
@@ -379,35 +331,3 @@ def test_intervals(text, steps, seconds, shown):
 def test_what_is_no_interval(text):
     with pytest.raises(argparse.ArgumentTypeError, match="300s"):
         interval(text)
-
-
-# --- no room --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "step"), [("checkpoint-000000004", 0), ("checkpoint-000000020", 16), ("model", 145), ("record", 145)]
-)
-def test_disk_that_fills_up_costs_one_file(results, straight, name, step):
-    original = os.fsync
-
-    def failing(descriptor):
-        if os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")).startswith(f".{name}."):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        original(descriptor)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", failing)
-        finished = runner(results)(*COMMAND, *EVERY_4)
-    assert finished.code == 1
-    (line,) = finished.stderr.splitlines()
-    assert "No space left on device" in line
-    (folder,) = results.glob("runs/*")
-    assert not list(folder.glob(".*"))
-    assert [verified_payload(path)[0]["step"] for path in sorted(folder.glob("checkpoint-*"))][-1:] == [step] * bool(
-        step
-    )
-    if name != "record":
-        assert (finished.record["status"], finished.record["reason"]) == ("failed", line.removeprefix("error: "))
-    again = runner(results)(*COMMAND, *EVERY_4)
-    assert (again.code, again.stderr) == (0, goes_on(step) if step else "")
-    assert outcome(results) == straight

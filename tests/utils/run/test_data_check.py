@@ -10,7 +10,7 @@ from PIL import Image
 from datasets.seq_digits import SeqDigits
 from tests.datasets import class_folders
 from utils.data.stream import TensorStream, make_batch
-from utils.run.data_check import IMAGES_PER_CLASS, count_and_collect, resize_for_sheet, write_sheet
+from utils.run.data_check import IMAGES_PER_CLASS, count_and_collect, resize_for_sheet
 
 
 def check(results, *words):
@@ -75,22 +75,6 @@ def test_bad_commands_are_one_line(results, words, keyword):
     assert not results.exists()
 
 
-def test_damaged_image_is_named(results, tmp_path):
-    class_folders.fill(tmp_path)
-    (tmp_path / "test/bee/1.png").write_bytes(b"damaged")
-    ended = check(results, "--dataset", "seq-folder", "--n_tasks", "2", "--base_path", str(tmp_path))
-    assert ended.code == 2
-    assert str(tmp_path / "test/bee/1.png") in ended.stderr
-
-
-def test_sheet_that_cannot_be_written_names_the_flag(tmp_path):
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results/data").write_text("in the way")
-    ended = check(tmp_path / "results", "--dataset", "seq-digits")
-    assert ended.code == 2
-    assert "--results_path" in ended.stderr
-
-
 # --- what is collected and shown ----------------------------------------------------------------------------------
 
 
@@ -126,10 +110,3 @@ def test_small_images_are_magnified_and_large_ones_reduced(side, expected):
     resized = resize_for_sheet(torch.full((1, side, side), 200, dtype=torch.uint8))
     assert resized.shape == (1, expected, expected)
     assert (resized * 255 - 200).abs().max() < 1e-3
-
-
-def test_many_classes_make_about_a_square(tmp_path):
-    per_row = write_sheet(tmp_path / "a/sheet.png", [[torch.zeros(3, 32, 32)] * 2] * 101)
-    height, width = np.asarray(Image.open(tmp_path / "a/sheet.png")).shape[:2]
-    assert 0.6 < height / width < 1.7
-    assert width == per_row * IMAGES_PER_CLASS * 34 + 2

@@ -119,10 +119,6 @@ def test_probes_of_a_run():
         assert results[setting]["metrics"]["linear_probe"] == pytest.approx(expected), setting
 
 
-def test_without_the_option_there_are_none():
-    assert not {"ncm", "linear_probe"} & trained()[3]["class_il"]["metrics"].keys()
-
-
 @pytest.mark.parametrize("model", ["sgd", "joint"])
 def test_a_method_without_a_buffer_has_no_nearest_means(model):
     metrics = trained(model, final_probes=True)[3]["task_il"]["metrics"]
@@ -135,14 +131,6 @@ def test_probes_see_the_network_as_it_is_evaluated(which):
     running = trained(final_probes=True)[3]["class_il"]["metrics"]
     other = trained(final_probes=True, eval_statistics=which)[3]["class_il"]["metrics"]
     assert (other["ncm"], other["linear_probe"]) != (running["ncm"], running["linear_probe"])
-
-
-def test_domains_have_one_of_each():
-    spec = make_spec("domain", n_tasks=2, n_classes=4)
-    _, _, _, results = trained(spec=spec, final_probes=True)
-    assert list(results) == ["domain_il"]
-    assert results["domain_il"]["metrics"].keys() >= {"ncm", "linear_probe"}
-    assert np.sum(results["domain_il"]["confusion"]) == 12
 
 
 # --- the confusion of classes -------------------------------------------------------------------------------------

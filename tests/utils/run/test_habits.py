@@ -4,7 +4,6 @@ import pytest
 
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config, weights_of
 from tests.utils.run.test_training import Notebook
-from utils.config.registry import MODELS
 from utils.config.resolve import resolve
 from utils.errors import UsageError
 from utils.run.build import StreamBuilder
@@ -36,16 +35,6 @@ def test_at_what_runs_did_before_they_rename_none(name, omit_from_hash_at, other
     assert name not in plain
     assert getattr(resolve(ER), name) == omit_from_hash_at
     assert run_identity(resolve(ER | momentum | {name: other}), make_spec())[name] == other
-
-
-def test_stopping_after_all_tasks_is_no_other_run():
-    assert run_identity(resolve(ER | {"stop_after": 5}), make_spec()) == run_identity(resolve(ER), make_spec())
-    assert resolve(ER | {"stop_after": 2, "n_tasks": 2}).stop_after is None
-
-
-def test_steps_take_the_place_of_epochs_in_the_identity():
-    online, offline = (resolve(ER | {"n_iters": 9, "scenario": scenario}) for scenario in ("online", "offline"))
-    assert (online.n_epochs, offline.n_epochs) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -102,15 +91,6 @@ def test_first_step_of_every_optimizer(flags, expected):
         assert_close(positions[name], expected(before[name], gradients[name]), rtol=1e-6, atol=1e-9)
 
 
-def test_parameters_that_come_with_a_task_learn_with_every_optimizer():
-    for optimizer in ("adam", "adamw"):
-        config, stream = run_config("er", "adab2n", optimizer=optimizer, lr=0.01), make_stream(make_spec())
-        net, method = build_run(config, stream)
-        Training(config, stream, method).run()
-        assert len(net.norms.psi) == 2
-        assert all(psi.abs().max() > 0 for psi in net.norms.psi)
-
-
 # --- steps instead of epochs, full batches ----------------------------------------------------------------------------
 
 
@@ -145,11 +125,6 @@ def test_a_task_that_had_ended_is_not_trained_further():
     training.cursor = Cursor(task=0, epoch=1, step=7, ended=True)
     training._train_task()
     assert training.cursor.step == 7
-
-
-def test_fewer_steps_than_an_epoch_has():
-    positions, _ = places(run_config("sgd", n_iters=2), make_stream(make_spec()))
-    assert positions == [(0, 0), (0, 0), (1, 0), (1, 0)]
 
 
 def test_samples_that_join_a_task_make_no_more_steps_of_it():
@@ -187,16 +162,3 @@ def test_a_run_that_stops_early_has_the_first_rows_of_the_whole(run_main):
         assert [row[:3] for row in rows[0][:3]] == rows[1]
         assert part.record["results"][setting]["metrics"]["faa"] == pytest.approx(sum(rows[1][2]) / 3)
     assert "task 4" not in part.stdout
-
-
-@pytest.mark.parametrize("model", sorted(MODELS.entries()))
-def test_every_method_runs_on_a_part(run_main, model):
-    short = ["--fitting_epochs", "1"] if model == "gdumb" else []
-    backbone = ["--num_filters", "2"] if "lider" in model else ["--backbone", "mlp", "--hidden", "8"]
-    words = ["--model", model, "--norm", "adab2n", "--dataset", "seq-digits", *backbone, *short, "--debug_mode"]
-    finished = run_main(*words, "--stop_after", "2")
-    assert finished.code == 0, finished.stderr
-    result = finished.record["results"]["class_il"]
-    assert len(result["matrix"]) == (1 if model == "joint" else 2)
-    assert len(result["matrix"][-1]) == 2
-    assert finished.record["steps"] == (3 if model == "joint" else 6)

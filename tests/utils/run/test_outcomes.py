@@ -12,13 +12,10 @@ import torch
 from conftest import runner
 from torch.nn import functional as F
 
-from backbone.adab2n.statistics import balanced_weights
 from tests.helpers import build_run, make_spec, make_stream, run_config, weights_of
 from utils.data.random import generator
-from utils.run.eval_statistics import EVALUATION_BATCH, evaluation_batch_size
 from utils.run.evaluation import accuracies
 from utils.run.outcomes import drawn_images, final_statistics, is_late
-from utils.run.run_folder import missing_outcomes
 from utils.run.signals import Interrupted
 
 SPEC = make_spec(n_tasks=2, n_classes=4, train_sizes=(12, 12), test_sizes=(40, 40))
@@ -121,32 +118,10 @@ def test_training_images_are_drawn_from_all_tasks_in_proportion(monkeypatch):
     assert len(np.unique(batch.images[:, 0, 0, 0])) == 8
 
 
-def test_task_balanced_weights():
-    weights = balanced_weights(torch.tensor([4, 0, 4, 4]))
-    assert weights.tolist() == [1 / 6, 1 / 2, 1 / 6, 1 / 6]
-
-
 def test_late_evaluations_end_with_the_last_step():
     late = [remaining for remaining in range(500) if is_late(remaining, 4)]
     assert late == [50, 100, 150]  # and the end itself
     assert not any(is_late(remaining, 0) for remaining in range(500))
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "size"),
-    [
-        ((3, 32, 32), "float32", 64),
-        ((3, 84, 84), "float32", 16),
-        ((1, 28, 28), "float32", 256),
-        ((3, 32, 32), "float64", 32),
-    ],
-)
-def test_evaluation_batches_on_a_cpu_are_chosen_by_bytes(shape, dtype, size):
-    stream = make_stream(make_spec(image_shape=shape, mean=(0.0,) * shape[0], std=(1.0,) * shape[0]))
-    _, method = build_run(run_config("er", "bn", dtype=dtype), stream)
-    assert evaluation_batch_size(method) == size
-    _, method = build_run(run_config("er", "bn", dtype=dtype, eval_statistics="batch"), stream)
-    assert evaluation_batch_size(method) == EVALUATION_BATCH
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -217,10 +192,3 @@ def test_a_finished_run_that_lacks_an_outcome_asks_for_a_rerun(tmp_path, short_i
     assert without_outcomes(again) == record["results"]
     old = json.loads((tmp_path / "runs" / record["run"] / "record.old.json").read_text())
     assert old["results"] == record["results"]
-
-
-def test_missing_outcomes_of_a_record_from_before_they_existed(tmp_path):
-    record = {"config": {}, "results": {"class_il": {"metrics": {}}}}
-    options = {"final_statistics": True, "late_evaluations": 8, "probe": ()}
-    assert missing_outcomes(options, record, tmp_path) == ["--final_statistics", "--late_evaluations 8"]
-    assert missing_outcomes({}, record, tmp_path) == []

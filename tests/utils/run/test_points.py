@@ -51,12 +51,6 @@ def test_points_are_between_the_ends_of_tasks_on_the_tasks_seen_so_far():
     assert summary["metrics"]["aaa"] == pytest.approx(sum(means + ends) / 6)
 
 
-def test_joint_training_is_measured_on_all_tasks():
-    curve, outcome = trained("joint", eval_every=5)
-    assert curve.points == [(5, 0, 3)]
-    assert outcome["results"]["task_il"]["metrics"]["wc_acc"] is None
-
-
 def test_points_change_no_step_and_no_accuracy():
     plain, without = trained()
     curve, outcome = trained(eval_every=1)

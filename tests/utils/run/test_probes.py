@@ -293,14 +293,6 @@ def test_what_cannot_be_recorded_is_refused(norm, model, probe, reason):
         probe(method)
 
 
-def test_refusal_on_the_command_line_is_one_line(tmp_path):
-    ended = runner(tmp_path)(*WORDS[:2], "--norm", "gn", "--groups", "4", *WORDS[4:], "--probe", "weights")
-    assert (ended.code, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("error: --probe weights")
-    wrong = runner(tmp_path)(*WORDS, "--probe", "weight")
-    assert "stability, statistics, weights" in wrong.stderr
-
-
 def test_batches_left_out_are_not_recorded_and_leave_nothing_behind():
     """The third batch of every task is a single image."""
     spec = make_spec(n_tasks=2, n_classes=4, train_sizes=(9, 9))

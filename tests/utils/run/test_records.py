@@ -117,16 +117,6 @@ def test_folder_that_was_renamed_is_of_another_run(finished, results):
     assert read_record(source / "runs" / other.folder.name / "record.json") == other.record
 
 
-def test_record_is_answered_from_wherever_the_results_lie(finished, results):
-    """They may be moved as a whole."""
-    source, (first, _) = finished
-    shutil.copytree(source, results)
-    answered = runner(results)(*COMMAND)
-    assert answered.code == 0
-    assert ANSWERED.fullmatch(answered.stderr)
-    assert answered.record == first.record
-
-
 # --- sweeps and reports -----------------------------------------------------------------------------------------------
 
 
@@ -168,13 +158,3 @@ def test_list_counts_only_records_that_can_be_trusted(spoiled, capsys):
     assert len(said.err.splitlines()) == len(reasons)
     for path, reason in reasons.items():
         assert f"{path} does not count: {reason}" in said.err
-
-
-def test_report_counts_only_records_that_can_be_trusted(spoiled, capsys):
-    folder, reasons = spoiled
-    assert on_table8("report", folder) == 0
-    report = (folder / "reports/smoke/report.md").read_text()
-    assert report.count("missing (n = 0 of 1") == 6
-    asked_for = [path for path in reasons if path.parent.name != "renamed"]
-    for path in asked_for:
-        assert f"{path} does not count: {reasons[path]}" in report

@@ -67,8 +67,8 @@ class Progress(Observer):
     def on_start(self, total_steps: int, done_steps: int) -> None:
         from tqdm.auto import tqdm  # a widget in a notebook
 
-        shown = {"file": sys.stderr} if self.has_bar else {"file": io.StringIO(), "bar_format": self.line_format}
-        self.bar = tqdm(total=total_steps, initial=done_steps, unit="step", dynamic_ncols=True, **shown)
+        settings = {"file": sys.stderr} if self.has_bar else {"file": io.StringIO(), "bar_format": self.line_format}
+        self.bar = tqdm(total=total_steps, initial=done_steps, unit="step", dynamic_ncols=True, **settings)
         self.printed = time.monotonic()
 
     def on_step(self, step: Step) -> None:

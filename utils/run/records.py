@@ -41,7 +41,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         name, hash_ = record["run"], run_hash(record["identity"])
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise BadRecord("it is damaged, or of an older version of this project") from None
     if not sealed:
         raise BadRecord("its seal does not match: it has been changed, or damaged")

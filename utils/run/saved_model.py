@@ -79,7 +79,6 @@ def evaluate_saved(explicit: dict[str, Any]) -> int:
     net = build_network(config, data.spec, device)
     stream = data.stream(device)
     method = build_method(config, stream.spec, net, device)
-    tensors = load(content)
     states = {name: tensors.pop(name).numpy().tobytes() for name in STATES if name in tensors}
     if getattr(config, "eval_statistics", "running") == "buffer" and "buffer" not in states:
         raise UsageError(f"{folder} has no buffer: give --eval_statistics running or batch")

@@ -14,7 +14,7 @@ from backbone.norms import NormFactory
 from utils.config.options import Option, integer
 from utils.config.registry import BACKBONES
 
-OPTIONS = (Option("hidden", integer(1, 2**16), "width of the two hidden layers of the mlp", default=128),)
+OPTIONS = (Option("hidden", integer(1, 2**16), "Width of the two hidden layers of the mlp.", default=128),)
 
 
 @BACKBONES.register("mlp", help="two hidden layers with a norm after each", options=OPTIONS)

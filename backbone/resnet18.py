@@ -15,7 +15,7 @@ from backbone.norms import NormFactory
 from utils.config.options import Option, integer
 from utils.config.registry import BACKBONES
 
-WIDTH = Option("num_filters", integer(1, 4096), "channels of the first stage (the paper's network has 64)", default=64)
+WIDTH = Option("num_filters", integer(1, 4096), "Channels of the first stage (the paper's network has 64).", default=64)
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:

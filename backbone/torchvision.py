@@ -16,7 +16,7 @@ from utils.config.registry import BACKBONES, close_matches
 from utils.errors import UsageError
 from utils.packages import import_or_usage_error
 
-ARCH = Option("arch", str, "network of torchvision that takes norm_layer, such as mobilenet_v2", default="resnet18")
+ARCH = Option("arch", str, "Network of torchvision that takes norm_layer, such as mobilenet_v2.", default="resnet18")
 FOREIGN_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 

@@ -75,12 +75,12 @@ def _check_task_classes(config: dict[str, Any], explicit: dict[str, Any]) -> Non
         config["n_tasks"] = len(sizes)
 
 
-BASE_PATH = Option("base_path", str, "folder with the data", default="data", changes_numbers=False)
-N_TASKS = Option("n_tasks", integer(1), "number of tasks; the classes are split into them, or all tasks share them")
+BASE_PATH = Option("base_path", str, "Folder with the data.", default="data", changes_numbers=False)
+N_TASKS = Option("n_tasks", integer(1), "Number of tasks; the classes are split into them, or all tasks share them.")
 VALIDATION = Option(
     "validation",
     number(0, 1, exclusive=True),
-    "hold out this share of every class's training data, and evaluate on it instead of the test set",
+    "Hold out this share of every class's training data, and evaluate on it instead of the test set.",
 )
 DOMAIN_OPTIONS = (N_TASKS, VALIDATION)
 SPLIT_OPTIONS = (
@@ -88,20 +88,20 @@ SPLIT_OPTIONS = (
     Option(
         "class_order_seed",
         integer(0),
-        "seed of the class order; 0 is the data set's own order (default: --seed)",
+        "Seed of the class order; 0 is the data set's own order (default: --seed).",
         default=SameAs("seed"),
     ),
     Option(
         "class_order",
         class_list,
-        "file with all classes in their order, one name or index per line; instead of a seed",
+        "File with all classes in their order, one name or index per line; instead of a seed.",
         omit_from_hash_at=None,
         check=_check_class_order,
     ),
     Option(
         "task_classes",
         class_counts,
-        "number of classes of every task, such as 50,10,10; instead of an equal split into --n_tasks",
+        "Number of classes of every task, such as 50,10,10; instead of an equal split into --n_tasks.",
         omit_from_hash_at=None,
         check=_check_task_classes,
     ),

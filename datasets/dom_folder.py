@@ -31,17 +31,17 @@ def domain_names(words: str) -> tuple[str, ...]:
 
 OPTIONS = (
     BASE_PATH,
-    Option("domains", domain_names, "folders of the domains, in their order (default: all, by name)"),
+    Option("domains", domain_names, "Folders of the domains, in their order (default: all, by name)."),
     Option(
         "test_share",
         number(0, 1, exclusive=True),
-        "share of every class's images for testing, if a domain has no folders train and test",
+        "Share of every class's images for testing, if a domain has no folders train and test.",
         default=0.2,
     ),
     Option(
         "image_size",
         integer(1, 2048),
-        "width and height in pixels that the network sees; images are stored 8/7 as large",
+        "Width and height in pixels that the network sees; images are stored 8/7 as large.",
         default=SEEN,
     ),
     *DOMAIN_STREAM_OPTIONS,

@@ -23,7 +23,7 @@ from utils.files import remove_temporaries, write_atomically
 CACHE_PATH = Option(
     "cache_path",
     str,
-    "folder for the cache of decoded images, or of their digest if they are streamed (default: --base_path)",
+    "Folder for the cache of decoded images, or of their digest if they are streamed (default: --base_path).",
     changes_numbers=False,
 )
 CACHED_OPTIONS = (BASE_PATH, *SPLIT_OPTIONS, CACHE_PATH)

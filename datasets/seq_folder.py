@@ -22,9 +22,9 @@ from utils.data.stream import Stream, StreamSpec
 
 OPTIONS = (
     *CACHED_OPTIONS,
-    Option("image_size", integer(1, 4096), "width and height in pixels to which images are resized", default=32),
-    Option("train_per_class", integer(1), "use only the first N training images of each class, by file name"),
-    Option("test_per_class", integer(1), "use only the first N test images of each class, by file name"),
+    Option("image_size", integer(1, 4096), "Width and height in pixels to which images are resized.", default=32),
+    Option("train_per_class", integer(1), "Use only the first N training images of each class, by file name."),
+    Option("test_per_class", integer(1), "Use only the first N test images of each class, by file name."),
 )
 
 

@@ -29,7 +29,7 @@ TRAIN_PER_CLASS, TEST_PER_CLASS = 1300, 50  # of most classes, for a dry run wit
 OPTIONS = (
     BASE_PATH,
     *SPLIT_OPTIONS,
-    Option("class_list", class_list, "file with the classes, one synset per line (default: 100 as in other papers)"),
+    Option("class_list", class_list, "File with the classes, one synset per line (default: 100 as in other papers)."),
     *STREAM_OPTIONS,
 )
 

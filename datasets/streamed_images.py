@@ -29,7 +29,7 @@ STREAM_OPTIONS = (
     Option(
         "num_workers",
         integer(0, 1024),
-        f"processes that decode images, 0 for none (default: one per core, at most {MOST_WORKERS}); changes no number",
+        f"Processes that decode images, 0 for none (default: one per core, at most {MOST_WORKERS}); changes no number.",
         changes_numbers=False,
     ),
 )

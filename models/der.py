@@ -8,7 +8,7 @@ from utils.config.options import Option, number
 from utils.config.registry import MODELS
 from utils.step import CURRENT, Batch, Output, StepIndex
 
-ALPHA = Option("alpha", number(0), "weight of the distance to the stored logits", default=0.3)
+ALPHA = Option("alpha", number(0), "Weight of the distance to the stored logits.", default=0.3)
 
 
 @MODELS.register("der", help="dark experience replay, logits only", options=(ALPHA,))

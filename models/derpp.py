@@ -12,8 +12,8 @@ from utils.config.registry import MODELS
 from utils.step import Batch, Output, StepIndex
 
 OPTIONS = (
-    Option("alpha", number(0), "weight of the distance to the stored logits", default=0.1),
-    Option("beta", number(0), "weight of the cross-entropy on replayed labels", default=0.5),
+    Option("alpha", number(0), "Weight of the distance to the stored logits.", default=0.1),
+    Option("beta", number(0), "Weight of the cross-entropy on replayed labels.", default=0.5),
 )
 
 

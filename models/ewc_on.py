@@ -17,8 +17,8 @@ from utils.data.stream import Stream
 from utils.step import CURRENT, Batch, Output, StepIndex, total
 
 OPTIONS = (
-    Option("e_lambda", number(0), "weight of the penalty on moving away from past parameters", default=10.0),
-    Option("gamma", number(0), "factor of the former importance at the end of a task", default=1.0),
+    Option("e_lambda", number(0), "Weight of the penalty on moving away from past parameters.", default=10.0),
+    Option("gamma", number(0), "Factor of the former importance at the end of a task.", default=1.0),
 )
 
 

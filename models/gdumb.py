@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from utils.config.resolve import Config
 
 OPTIONS = (
-    Option("fitting_epochs", integer(1, 10**6), "epochs over the buffer at the end of every task", default=256),
-    Option("maxlr", number(0), "largest learning rate of the fitting", default=5e-2),
-    Option("minlr", number(0), "smallest learning rate of the fitting", default=5e-4),
-    Option("cutmix_alpha", number(0), "alpha of CutMix's beta distribution, 0 for none", default=1.0),
+    Option("fitting_epochs", integer(1, 10**6), "Epochs over the buffer at the end of every task.", default=256),
+    Option("maxlr", number(0), "Largest learning rate of the fitting.", default=5e-2),
+    Option("minlr", number(0), "Smallest learning rate of the fitting.", default=5e-4),
+    Option("cutmix_alpha", number(0), "Alpha of CutMix's beta distribution, 0 for none.", default=1.0),
 )
 OPTIMIZER_OPTIONS = ("lr", "lr_milestones", "lr_factor", "lr_restart", "optimizer", "optim_mom", "nesterov")
 

@@ -32,10 +32,10 @@ LIPSCHITZ_DRAWS = ("lip_mean", "lip_target")
 
 
 def lider_options(alpha_lip: float, beta_lip: float) -> tuple[Option, ...]:
-    targets = "LiDER's targets: constant as in its released code, or learned as in its paper"
+    targets = "LiDER's targets: constant as in its released code, or learned as in its paper."
     return (
-        Option("alpha_lip", number(0), "weight of the mean Lipschitz coefficient", default=alpha_lip),
-        Option("beta_lip", number(0), "weight of the distance to the targets", default=beta_lip),
+        Option("alpha_lip", number(0), "Weight of the mean Lipschitz coefficient.", default=alpha_lip),
+        Option("beta_lip", number(0), "Weight of the distance to the targets.", default=beta_lip),
         Option("lip_targets", choice("constant", "learned"), targets, default="constant"),
     )
 

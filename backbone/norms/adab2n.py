@@ -23,15 +23,15 @@ from utils.config.registry import NORMS
 from utils.step import Batch, total
 
 OPTIONS = (
-    Option("kappa", number(0, 1), "momentum between cumulative (0) and exponential (1) average", default=0.7),
-    Option("lambd", number(0), "weight of the penalty on the distance to the running statistics", default=0.01),
-    Option("eta", number(0, 1, exclusive=True), "momentum of the running statistics", default=0.1),
-    Option("ada_t0", integer(0, 1), "first task that has the penalty, counted from 0", default=0),
+    Option("kappa", number(0, 1), "Momentum between cumulative (0) and exponential (1) average.", default=0.7),
+    Option("lambd", number(0), "Weight of the penalty on the distance to the running statistics.", default=0.01),
+    Option("eta", number(0, 1, exclusive=True), "Momentum of the running statistics.", default=0.1),
+    Option("ada_t0", integer(0, 1), "First task that has the penalty, counted from 0.", default=0),
     Option(
         "balance_groups",
         choice("task", "class", "source", "none"),
-        "whose contributions are balanced: tasks (the paper), classes, current against replayed samples; "
-        "none: plain batch statistics",
+        "Whose contributions are balanced: tasks (the paper), classes, current against replayed samples; "
+        "none: plain batch statistics.",
         default="task",
         omit_from_hash_at="task",
     ),
@@ -39,24 +39,24 @@ OPTIONS = (
         "absent_tasks",
         "counted",
         "ignored",
-        "seen tasks (or other --balance_groups) without a sample in the batch: counted in the normalizer (weights sum "
-        "to less than 1) or not",
+        "Seen tasks (or other --balance_groups) without a sample in the batch: counted in the normalizer (weights sum "
+        "to less than 1) or not.",
     ),
     fidelity_option(
         "variance",
         "mixture",
         "within",
-        "variance about the mixture's mean, or mixture of the variances within tasks (or other --balance_groups)",
+        "Variance about the mixture's mean, or mixture of the variances within tasks (or other --balance_groups).",
     ),
-    fidelity_option("eta_start", "eta0", "eta1", "momentum of the very first batch in the recursion"),
-    fidelity_option("penalty_norm", "mean", "sum", "squared distance per layer: mean over channels, or their sum"),
+    fidelity_option("eta_start", "eta0", "eta1", "Momentum of the very first batch in the recursion."),
+    fidelity_option("penalty_norm", "mean", "sum", "Squared distance per layer: mean over channels, or their sum."),
     Option(
         "running_var_start",
         integer(0, 1),
-        "running variance before the first batch (0 is evaluated as 1 until then)",
+        "Running variance before the first batch (0 is evaluated as 1 until then).",
         default=ByFidelity(official=1, paper=0),
     ),
-    fidelity_option("penalty_steps", "replay", "all", "steps with the penalty: only those that replay, or all"),
+    fidelity_option("penalty_steps", "replay", "all", "Steps with the penalty: only those that replay, or all."),
     NORM_IMPL,
 )
 

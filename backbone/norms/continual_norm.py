@@ -6,7 +6,7 @@ from backbone.norms.group_norm import GROUPS, check_groups
 from utils.config.registry import NORMS
 
 AFFINE = fidelity_option(
-    "cn_affine", "frozen", "learned", "scale and shift of cn's batch normalization: frozen at 1 and 0, or learned"
+    "cn_affine", "frozen", "learned", "Scale and shift of cn's batch normalization: frozen at 1 and 0, or learned."
 )
 
 

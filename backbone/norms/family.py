@@ -25,8 +25,8 @@ from utils.step import Normalization
 NORM_IMPL = Option(
     "norm_impl",
     choice("auto", "reference", "fused", "compiled"),
-    "implementation of AdaB²N and its relatives: tensor operations (reference), one autograd function in tensor "
-    "operations (fused) or in C (compiled); auto: compiled on a CPU with a C compiler, else fused",
+    "Implementation of AdaB²N and its relatives: tensor operations (reference), one autograd function in tensor "
+    "operations (fused) or in C (compiled); auto: compiled on a CPU with a C compiler, else fused.",
     default="auto",
     changes_numbers=False,  # equal up to rounding, as devices and thread counts are
 )

@@ -13,7 +13,7 @@ from backbone.norms.shared import SharedNormState
 from utils.config.options import Option, integer
 from utils.config.registry import NORMS
 
-FREEZE_AFTER = Option("freeze_after", integer(1), "tasks after which the statistics of bn_frozen stay", default=1)
+FREEZE_AFTER = Option("freeze_after", integer(1), "Tasks after which the statistics of bn_frozen stay.", default=1)
 
 
 class TasksBegun(SharedNormState):

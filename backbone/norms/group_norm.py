@@ -11,7 +11,7 @@ from utils.config.registry import NORMS
 from utils.errors import UsageError
 
 EPS = 1e-5
-GROUPS = Option("groups", integer(1), "channel groups of the norms gn and cn", default=32)
+GROUPS = Option("groups", integer(1), "Channel groups of the norms gn and cn.", default=32)
 
 
 class GroupNorm(nn.Module):

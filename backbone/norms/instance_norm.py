@@ -4,7 +4,7 @@ from backbone.norms import fidelity_option
 from backbone.norms.group_norm import GroupNorm
 from utils.config.registry import NORMS
 
-AFFINE = fidelity_option("in_affine", "none", "channel", "scale and shift of in: none, or one per channel")
+AFFINE = fidelity_option("in_affine", "none", "channel", "Scale and shift of in: none, or one per channel.")
 
 
 @NORMS.register("in", help="instance normalization", options=(AFFINE,))

@@ -8,7 +8,7 @@ from utils.config.registry import NORMS
 from utils.errors import UsageError
 
 AFFINE = fidelity_option(
-    "ln_affine", "element", "channel", "scale and shift of ln: one per element of the map, or one per channel"
+    "ln_affine", "element", "channel", "Scale and shift of ln: one per element of the map, or one per channel."
 )
 
 

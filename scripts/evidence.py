@@ -206,8 +206,8 @@ def expected_files() -> dict[Path, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    Parser(prog="python -m scripts.evidence", description=__doc__).parse_args(argv)
     try:
+        Parser(prog="python -m scripts.evidence", description=__doc__).parse_args(argv)
         for path, text in expected_files().items():
             path.write_text(text, encoding="utf-8")
         save(partial(FIGURES["confounds"].draw, evidence()), PAGE.parent, "confounds", ["png"])

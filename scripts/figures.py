@@ -24,8 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     text = "fig1 ... fig7, tasks, anytime, weights, forest, confounds, theory, or all; run RUN_FOLDER for one run"
     add_plan_arguments(parser, text)
     parser.add_argument("--output", help="folder (default: RESULTS_PATH/figures/PRESET, RUN_FOLDER/figures)")
-    arguments = parser.parse_args(words)
     try:
+        arguments = parser.parse_args(words)
         arguments.plugins = given_plugins(words)
         return draw_figures(arguments)
     except (UsageError, OSError) as error:

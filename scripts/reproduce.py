@@ -26,8 +26,8 @@ IDS = (
 
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    arguments = parser().parse_args(words)
     try:
+        arguments = parser().parse_args(words)
         from utils.studies.subcommands import COMMANDS
 
         arguments.plugins = given_plugins(words)

@@ -29,8 +29,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parquet", metavar="FILE", help="the same as Parquet; needs pyarrow")
     parser.add_argument("--failed", action="store_true", help="include failed runs")
     parser.add_argument("--results_path", default="results", help="folder of runs (default: %(default)s)")
-    arguments = parser.parse_args(argv)
     try:
+        arguments = parser.parse_args(argv)
         from utils.results import load
 
         runs = load(arguments.results_path, failed=arguments.failed)

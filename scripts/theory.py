@@ -36,8 +36,8 @@ def main(argv: list[str] | None = None) -> int:
         command.add_argument("--batches", type=batches, required=True, help="of each task: one number, or one per task")
         command.add_argument("--share", type=share, required=True, help=text)
         command.add_argument("--eta", type=number(0, 1, exclusive=True), default=ETA, help=f"momentum (default {ETA})")
-    arguments = whole.parse_args(argv)
     try:
+        arguments = whole.parse_args(argv)
         arguments.print_result(arguments, theory.task_lengths(arguments.tasks, arguments.batches))
         return 0
     except UsageError as error:

@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(subject)
     files = subjects.add_parser("compare", help="two files that --json wrote, number by number")
     files.add_argument("files", type=Path, nargs=2, metavar=("OLD", "NEW"))
-    arguments = parser.parse_args(argv)
     try:
+        arguments = parser.parse_args(argv)
         if arguments.subject == "compare":
             compare(*map(read, arguments.files))
             return 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from utils.cli import Parser
 from utils.config import loop_options
 from utils.config.config_file import as_words, read, toml_value
 from utils.config.options import ByFidelity, Option, SameAs, flag
@@ -149,11 +150,6 @@ def as_toml(config: Config, explicit: dict[str, Any], seeds: Sequence[int] | Non
 # --- the parser -------------------------------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-
 def help_text(argv: Sequence[str]) -> str:
     """Return the help on all flags, or on those of the parts that a command names."""
     load_plugins(given_plugins(argv))
@@ -177,9 +173,9 @@ def listing(sections: Sequence[str]) -> str:
 
 def build_parser(parts: Mapping[str, str] | None = None) -> argparse.ArgumentParser:
     """Return the parser of all flags or, for help, of the flags of these parts."""
-    parser = _Parser(
+    parser = Parser(
         usage="%(prog)s --model NAME --dataset NAME [--norm NAME] [more flags]",
-        description="Continual learning with swappable normalization layers. Defaults fit the model, norm, data set "
+        description="Continual learning with swappable normalization layers. Defaults fit the model, norm, data set\n"
         "and scenario; --dry_run prints them. --help --model NAME --norm NAME shows only the flags of these parts.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,

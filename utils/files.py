@@ -41,11 +41,6 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def remove_temporaries(path: Path) -> None:

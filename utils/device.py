@@ -43,13 +43,9 @@ def set_up_device(config: Config) -> torch.device:
     device = pick_device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # kernels are launched there, and records describe it
+        if config.amp != "none" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise UsageError(f"--amp {config.amp} is not supported by {torch.cuda.get_device_name(device)}; remove it")
     return device
-
-
-def refuse_without_half(device: torch.device) -> None:
-    """Raise UsageError for a GPU without bfloat16. Every CPU has it, natively or emulated."""
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise UsageError(f"--amp bfloat16 is not supported by {torch.cuda.get_device_name(device)}; remove it")
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:

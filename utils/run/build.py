@@ -15,7 +15,6 @@ from utils.data.augment import Augment
 from utils.data.buffer import Buffer
 from utils.data.random import torch_seed
 from utils.data.stream import Stream, StreamSpec
-from utils.device import refuse_without_half
 from utils.errors import UsageError
 from utils.run.eval_statistics import batch_stat_layers
 
@@ -93,7 +92,6 @@ def build_network(config: Config, spec: StreamSpec, device: torch.device, weight
     if getattr(config, "eval_statistics", "running") != "running":
         batch_stat_layers(net, f"--eval_statistics {config.eval_statistics}")
     if config.amp != "none":
-        refuse_without_half(device)
         net.autocast_dtype = getattr(torch, config.amp)
     if not is_meta:
         net.norms.check_device(device)

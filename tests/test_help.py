@@ -23,7 +23,7 @@ def test_help_has_every_group_and_flag(word):
     titles, _, options = zip(*all_options(), strict=True)
     assert {"what to run", *titles} <= set(re.findall(r"^(\S.*):$", finished.stdout, flags=re.MULTILINE))
     selectors = {"--model", "--norm", "--dataset", "--backbone", "--list", "--config", "--seeds"}
-    assert selectors | {option.flag for option in options} == flags_in(finished.stdout)
+    assert selectors | {f"--{option.name}" for option in options} == flags_in(finished.stdout)
     assert "(official: auto, paper: joint)" in " ".join(finished.stdout.split())
 
 
@@ -35,8 +35,8 @@ def test_flags_may_have_dashes_for_underscores(run_main):
 def test_help_of_named_parts_has_only_their_flags():
     finished = call(["--help", "--model", "derpp", "--norm", "adab2n"])
     assert (finished.code, finished.stderr) == (0, "")
-    own = {option.flag for entry in (MODELS.get("derpp"), NORMS.get("adab2n")) for option in entry.options}
-    assert flags_in(finished.stdout) == own | {option.flag for option in loop_options.BUFFER}
+    own = {f"--{option.name}" for entry in (MODELS.get("derpp"), NORMS.get("adab2n")) for option in entry.options}
+    assert flags_in(finished.stdout) == own | {f"--{option.name}" for option in loop_options.BUFFER}
     assert "--alpha" not in call(["--help", "--norm=adab2n"]).stdout
     assert call(["--help", "--model", "nope"]).code == 2
 

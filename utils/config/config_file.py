@@ -23,10 +23,9 @@ def read(path: str) -> tuple[dict[str, Any], bool]:
     try:
         text = Path(path).read_text(encoding="utf-8")
         content = json.loads(text) if is_json else tomllib.loads(text)
-    except OSError as error:
-        raise UsageError(f"--config {path[:200]}: {error.strerror}; give a TOML file, or a run's record.json") from None
-    except ValueError as error:
-        raise UsageError(f"--config {path[:200]!r} is not valid {'JSON' if is_json else 'TOML'}: {error}") from None
+    except (OSError, ValueError) as error:
+        kind = "JSON" if is_json else "TOML"
+        raise UsageError(f"--config: cannot read {path} as {kind}: {getattr(error, 'strerror', error)}") from None
     if is_json and isinstance(content, dict):
         content = content.get("config", content)
     if not isinstance(content, dict):
@@ -37,13 +36,10 @@ def read(path: str) -> tuple[dict[str, Any], bool]:
 def as_words(values: dict[str, Any], options: dict[str, Option]) -> Iterator[str]:
     """Yield the words of a command that gives these values."""
     for name, value in values.items():
-        option = options.get(name)
-        if option and option.type is flag:
+        if name in options and options[name].type is flag:
             if not isinstance(value, bool):
                 raise UsageError(f"{name} must be true or false (got {value!r})")
             yield from [f"--{name}"] * value
-        elif option and option.several and isinstance(value, list | tuple):
-            yield from (f"--{name}={each}" for each in value)
         elif isinstance(value, dict):
             raise UsageError(f"{name} is a table; write options without sections, such as lr = 0.1")
         elif isinstance(value, list | tuple):
@@ -52,11 +48,7 @@ def as_words(values: dict[str, Any], options: dict[str, Option]) -> Iterator[str
             yield f"--{name}={value}"
 
 
-def toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(toml_value, value))}]"
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", r"\u007f")
+def toml_line(name: str, value: Any) -> str:
+    """Return a line of a file. What JSON and TOML write differently is not among the values of options."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return f"{name} = {text}".replace("\x7f", r"\u007f")

@@ -1,12 +1,7 @@
 """Options: what a flag is, how its value is parsed, and how its default may depend on other choices.
 
-Every owner (the loop, a data set, a model, a norm, a backbone) declares its options beside its code:
-
-    Option("kappa", number(0, 1), "Interpolates between cumulative (0) and exponential (1) average.", default=0.7)
-
-A default is a plain value, `ByFidelity(official, paper)` for a switch on which the paper and the released code differ,
-or `SameAs("batch_size")`. With `Rule`s, owners set defaults of options that are not theirs. `utils.config.resolve`
-resolves all of it.
+Every owner (the loop, a data set, a model, a norm, a backbone) declares its options beside its code, and with `Rule`s
+sets defaults of options that are not its own. `utils.config.resolve` resolves all of it.
 """
 
 from __future__ import annotations
@@ -17,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -69,10 +64,6 @@ class Option:
         if self.type is bool and self.default is None:
             object.__setattr__(self, "default", False)
 
-    @property
-    def flag(self) -> str:
-        return f"--{self.name}"
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -82,13 +73,12 @@ class Rule:
     when: dict[str, Any] = field(default_factory=dict)
 
     def applies(self, config: dict[str, Any]) -> bool:
-        return all(_holds(condition, config.get(name)) for name, condition in self.when.items())
-
-
-def _holds(condition: Any, value: Any) -> bool:
-    if callable(condition):
-        return condition(value)
-    return value in condition if isinstance(condition, tuple) else value == condition
+        for name, condition in self.when.items():
+            wanted = condition if isinstance(condition, tuple) else (condition,)
+            value = config.get(name)
+            if not (condition(value) if callable(condition) else value in wanted):
+                return False
+        return True
 
 
 def by_fidelity(value: Any, fidelity: str) -> Any:
@@ -103,7 +93,6 @@ def default_values(options: Iterable[Option], fidelity: str = "official") -> dic
 # --- value types ------------------------------------------------------------------------------------------------------
 
 flag = bool  # the type of options without a value
-Number = TypeVar("Number", int, float)
 ONE_OF_TASKS_SEEN = "1/T"  # a share that falls with the number of tasks seen
 
 
@@ -116,26 +105,27 @@ def invalid(wanted: str, text: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"must be {wanted} (got {text[:80]!r})")
 
 
-def integer(low: float = -math.inf, high: float = 10**9) -> Callable[[str], int]:
-    return _bounded(int, f"an integer from {low} to {high}", lambda value: low <= value <= high)
+def number(
+    low: float = -math.inf, high: float = math.inf, *, exclusive: bool = False, kind: type = float
+) -> Callable[[str], Any]:
+    """Return the type of an option that has a number in this range; `exclusive` leaves out the ends."""
 
-
-def number(low: float = -math.inf, high: float = math.inf, *, exclusive: bool = False) -> Callable[[str], float]:
-    wanted = f"a number from {low} to {high}" + ", ends excluded" * exclusive
-    return _bounded(float, wanted, lambda value: low < value < high if exclusive else low <= value <= high)
-
-
-def _bounded(convert: Callable[[str], Number], wanted: str, inside: Callable[[float], bool]) -> Callable[[str], Number]:
-    def parse(text: str) -> Number:
+    def parse(text: str) -> Any:
         try:
-            value = convert(text)
+            value = kind(text)
         except ValueError:
-            raise invalid(wanted, text) from None
-        if not inside(value) or not math.isfinite(value):
-            raise invalid(wanted, text)
+            value = math.nan
+        inside = low < value < high if exclusive else low <= value <= high
+        if not inside or not math.isfinite(value):
+            name = "an integer" if kind is int else "a number"
+            raise invalid(f"{name} from {low} to {high}" + ", ends excluded" * exclusive, text)
         return value
 
     return parse
+
+
+def integer(low: float = -math.inf, high: float = 10**9) -> Callable[[str], int]:
+    return number(low, high, kind=int)
 
 
 def share(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from utils.cli import Parser
 from utils.config import loop_options
-from utils.config.config_file import as_words, read, toml_value
+from utils.config.config_file import as_words, read, toml_line
 from utils.config.options import ByFidelity, Option, SameAs, flag
 from utils.config.plugins import early_arguments, given_plugins, load_plugins
 from utils.config.registry import close_matches
@@ -23,7 +23,6 @@ from utils.config.resolve import (
     options_by_name,
     reject_unused_options,
     selected_entries,
-    switches,
 )
 from utils.console import log
 from utils.errors import UsageError
@@ -36,22 +35,15 @@ ONE_TIME_FLAGS = ("rerun", "accept_changed_code", "dry_run", "eval_only")
 
 def parse(argv: Sequence[str]) -> dict[str, Any]:
     """Return the explicit flags of a command, and those of its `--config` file that the command does not give."""
-    for word in argv:
-        if "\0" in word or word != word.encode(errors="ignore").decode():
-            raise UsageError(f"{word[:80]!r} is not valid text")
-        if word.endswith("=--"):  # argparse would read it as an empty list
-            raise UsageError(f"{word!r} has no value")
     path = early_arguments(argv).config
     values, from_record = ({}, False) if path is None else read(path)
-    more = [] if from_record else values.get("plugins", [])
-    if not (isinstance(more, list) and all(isinstance(name, str) for name in more)):
+    more = values.pop("plugins", [])
+    if not isinstance(more, list):
         raise UsageError(f"{path}: plugins must be folders or modules, such as ['mine'] (got {more!r})")
-    plugins = given_plugins(argv, more)
+    plugins = given_plugins(argv, [] if from_record else map(str, more))
     load_plugins(plugins)
     parser = build_parser()
     explicit = _parse_words(parser, argv)
-    if "help" in explicit:
-        raise UsageError("give --help as a word of its own")
     explicit.pop("config", None)
     if path is not None:
         try:
@@ -63,7 +55,7 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
     return explicit | ({"plugins": tuple(plugins)} if plugins else {})
 
 
-def _parse_words(parser: argparse.ArgumentParser, argv: Iterable[str]) -> dict[str, Any]:
+def _parse_words(parser: Parser, argv: Iterable[str]) -> dict[str, Any]:
     """Parse flags under their present or old names, with underscores or dashes, as in --dry-run."""
     renamed = new_names()
     words = []
@@ -87,24 +79,19 @@ def _parse_words(parser: argparse.ArgumentParser, argv: Iterable[str]) -> dict[s
 # --- configuration files ----------------------------------------------------------------------------------------------
 
 
-def _file_options(
-    values: dict[str, Any], from_record: bool, flags: dict[str, Any], parser: argparse.ArgumentParser
-) -> dict[str, Any]:
+def _file_options(values: dict[str, Any], from_record: bool, flags: dict[str, Any], parser: Parser) -> dict[str, Any]:
     """Return the options of a file, checked as flags are, without those of parts that the command's flags replace."""
     for name in [name for name in SELECTORS if name in values]:
         SELECTORS[name].get(str(values[name]))  # before options of a part that does not exist
-    options, renamed = options_by_name(), new_names()
-    if dropped := [name for name in values if name in loop_options.DROPPED_OPTIONS and name not in options]:
+    if dropped := [name for name in values if name in loop_options.DROPPED_OPTIONS]:
         log.info(f"ignored, since these options no longer exist: {', '.join(dropped)}")
+    renamed = new_names()
     for name in [name for name in renamed if values.get(name)]:
         log.info(f"{name} is now {renamed[name]}")
     values = {renamed.get(name, name): value for name, value in values.items() if name not in dropped}
     if from_record:
         values = _identifying(values)
-    known = [*options, *SELECTORS, "seeds"]
-    if unknown := [name for name in values if name not in known]:
-        raise UsageError(f"unknown key {unknown[0]!r}{close_matches(unknown[0], known)}")
-    explicit = _parse_words(parser, as_words(values, options))
+    explicit = _parse_words(parser, as_words(values, options_by_name()))
     for pair in ALTERNATIVES:
         if flags.keys() & set(pair):
             explicit = {name: value for name, value in explicit.items() if name not in pair}
@@ -141,10 +128,9 @@ def as_toml(config: Config, explicit: dict[str, Any], seeds: Sequence[int] | Non
     if seeds is not None:
         del values["seed"]
         values["seeds"] = list(seeds)
-    others = {name: v for name, v in config.values().items() if name not in {*values, *ONE_TIME_FLAGS, "seed"}}
-    lines = [f"{name} = {toml_value(value)}" for name, value in values.items()]
-    comments = [f"# {name} = {toml_value('none' if v is None else v)}" for name, v in sorted(others.items())]
-    return "\n".join([*lines, *comments])
+    others = {name: v for name, v in vars(config).items() if name not in {*values, *ONE_TIME_FLAGS, "seed"}}
+    comments = [f"# {toml_line(name, 'none' if v is None else v)}" for name, v in sorted(others.items())]
+    return "\n".join([*(toml_line(name, value) for name, value in values.items()), *comments])
 
 
 # --- the parser -------------------------------------------------------------------------------------------------------
@@ -164,14 +150,28 @@ def listing(sections: Sequence[str]) -> str:
         f"{name}s": [[entry.name, entry.help] for _, entry in sorted(registry.entries().items())]
         for name, registry in SELECTORS.items()
     }
-    rows = [[name, str(official), str(paper), owner, text] for owner, name, official, paper, text in switches()]
-    tables["switches"] = [["flag", "official", "paper", "of", "meaning"], *rows]
+    tables["switches"] = [["flag", "official", "paper", "of", "meaning"], *_switches()]
     if unknown := [section for section in sections if section not in tables]:
         raise UsageError(f"--list {unknown[0]}: no such section; choose from {', '.join(tables)}")
     return "\n\n".join(f"{name}\n{textwrap.indent(aligned(tables[name], 'left'), '  ')}" for name in sections or tables)
 
 
-def build_parser(parts: Mapping[str, str] | None = None) -> argparse.ArgumentParser:
+def _switches() -> list[list[str]]:
+    """Return a row for every place where the released code and the paper differ: flag, values, owner, meaning."""
+    defaults = {option.name: (owner or title, option.default, option.help) for title, owner, option in all_options()}
+    switched = [(name, *values) for name, values in defaults.items()]
+    for entry in (entry for registry in SELECTORS.values() for entry in registry.entries().values()):
+        for rule in entry.rules:
+            where = "with " + ", ".join(f"--{name} {wanted}" for name, wanted in rule.when.items())
+            switched += [(name, entry.name, value, where) for name, value in rule.values.items()]
+    return [
+        [f"--{name}", str(value.official), str(value.paper), owner, text]
+        for name, owner, value, text in switched
+        if isinstance(value, ByFidelity)
+    ]
+
+
+def build_parser(parts: Mapping[str, str] | None = None) -> Parser:
     """Return the parser of all flags or, for help, of the flags of these parts."""
     parser = Parser(
         usage="%(prog)s --model NAME --dataset NAME [--norm NAME] [more flags]",
@@ -221,7 +221,7 @@ def _add_option(group: argparse._ArgumentGroup, by_owner: dict[str, Option]) -> 
         keywords |= {"choices": option.type}
     else:
         keywords |= {"type": option.type, "metavar": "VALUE"}
-    group.add_argument(option.flag, help=text.replace("%", "%%"), **keywords)
+    group.add_argument(f"--{option.name}", help=text.replace("%", "%%"), **keywords)
 
 
 def _default_text(option: Option) -> str:

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -32,7 +32,7 @@ def early_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_known_args(argv)[0]
 
 
-def given_plugins(argv: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+def given_plugins(argv: Sequence[str], more: Iterable[str] = ()) -> list[str]:
     """Return the plug-ins of the environment, `more`, and those of a command, each once; folders as absolute paths."""
     names = [*os.environ.get(PLUGINS_VARIABLE, "").split(os.pathsep), *more, *early_arguments(argv).plugins]
     is_folder = {name: os.sep in name or os.path.isdir(name) for name in names if name}

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from utils.config import loop_options
-from utils.config.options import ByFidelity, Option, SameAs, by_fidelity, default_values
+from utils.config.options import Option, SameAs, by_fidelity, default_values
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
 from utils.errors import UsageError
 
@@ -155,19 +155,3 @@ def identity_options(config: Config) -> dict[str, Any]:
         elif value != options[name].omit_from_hash_at:
             identity[options[name].old_name or name] = value
     return identity
-
-
-def switches() -> list[tuple[str, str, Any, Any, str]]:
-    """Return every place where the released code and the paper differ: (owner, flag, official, paper, help)."""
-    defaults = {option.name: (owner or title, option.default, option.help) for title, owner, option in all_options()}
-    switched = [(name, *values) for name, values in defaults.items()]
-    for registry in SELECTORS.values():
-        for entry in registry.entries().values():
-            for rule in entry.rules:
-                where = "with " + ", ".join(f"--{name} {wanted}" for name, wanted in rule.when.items())
-                switched += [(name, entry.name, value, where) for name, value in rule.values.items()]
-    return [
-        (owner, f"--{name}", value.official, value.paper, text)
-        for name, owner, value, text in switched
-        if isinstance(value, ByFidelity)
-    ]

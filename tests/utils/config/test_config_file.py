@@ -14,7 +14,6 @@ from utils.errors import UsageError
 from utils.run.build import StreamBuilder
 from utils.run.identity import run_name
 from utils.run.records import plain
-from utils.run.run_folder import RunFolder
 
 ER = "--model er --dataset seq-digits"
 TINY = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--debug_mode"]
@@ -75,7 +74,6 @@ def test_flags_win(file):
     words = file('model = "er"\ndataset = "seq-digits"\nlr = 0.5\nbuffer_size = 7')
     explicit = parse([*words, "--lr", "0.25", "--seed", "3"])
     assert explicit == {"model": "er", "dataset": "seq-digits", "lr": 0.25, "buffer_size": 7, "seed": 3}
-    assert parse(["--lr", "0.25", f"--config={words[1]}"])["lr"] == 0.25
 
 
 def test_plugins_of_a_file_are_loaded_before_its_other_keys(file, tmp_path, monkeypatch):
@@ -98,17 +96,13 @@ def test_plugins_of_a_file_are_loaded_before_its_other_keys(file, tmp_path, monk
     ("text", "keyword"),
     [
         ("lr = 'fast'", "--lr"),
-        ("lr = nan", "--lr"),
-        ("lr = true", "--lr"),
         ("batch_size = 10.0", "--batch_size"),
         ("lr_milestones = [5, 3]", "--lr_milestones"),
         ("debug_mode = 1", "true or false"),
-        ("bufer_size = 3", "did you mean buffer_size"),
-        ("buffer-size = 3", "did you mean buffer_size"),
-        ("config = 'other.toml'", "unknown key 'config'"),
-        ("[training]\nlr = 0.1", "unknown key 'training'"),
-        ("lr.start = 0.1", "lr is a table"),
-        ("model = 'err'", "unknown model 'err'"),
+        ("bufer_size = 3", "did you mean --buffer_size"),
+        ("model = 'er'\ndataset = 'seq-digits'\nconfig = 'other.toml'", "'config'"),
+        ("[training]\nlr = 0.1", "training is a table"),
+        ("model = 'err'\nerr_scale = 3", "unknown model 'err'"),
         ("model = 'er'\ndataset = 'seq-digits'\nkappa = 0.1", "adab2n"),
         ("model = 'sgd'\ndataset = 'seq-digits'\nbuffer_size = 9", "--model sgd"),
     ],
@@ -127,8 +121,6 @@ def test_mistakes_in_a_file_are_reported_with_its_name(file, text, keyword):
         ("a.toml", b"notes = '\xff'", "TOML"),
         ("a.json", b"{", "JSON"),
         ("a.json", b'{"config": 3}', "no options"),
-        ("a.json", b'{"model": ["er"], "dataset": {}}', "unknown model"),
-        (".", None, "Is a directory"),
         ("none.toml", None, "No such file"),
     ],
 )
@@ -139,7 +131,6 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path, name, conte
     assert (ended.code, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert keyword in line
-    assert "expected one argument" in refusal(["--config"])
 
 
 # --- files of a run ---------------------------------------------------------------------------------------------------
@@ -149,15 +140,9 @@ def test_a_record_and_a_config_json_are_the_run_that_left_them(tmp_path):
     first = runner(tmp_path / "first")(*TINY, "--lr", "0.02", "--seed", "3", "--notes", "of that machine")
     assert first.code == 0
     for name in ("record.json", "config.json"):
-        explicit = parse(["--config", str(first.folder / name)])
-        assert not {"results_path", "notes", "num_threads", "non_verbose", "device", "fidelity"} & set(explicit)
-        assert explicit["lr"] == 0.02
-        config = resolve(explicit)
-        assert RunFolder(config, StreamBuilder(config).spec, {}).name == first.folder.name
-        assert (config.results_path, config.notes, config.num_threads) == ("results", None, None)
-    again = runner(tmp_path / "again")("--config", str(first.folder / "record.json"))
-    assert (again.code, again.folder.name) == (0, first.folder.name)
-    assert again.record["results"] == first.record["results"]
+        words = ["--config", str(first.folder / name)]
+        assert not {"results_path", "notes", "num_threads", "non_verbose", "device", "fidelity"} & set(parse(words))
+        assert name_of(words) == first.folder.name
 
 
 def test_options_that_follow_another_one_still_do(left_by):
@@ -166,18 +151,10 @@ def test_options_that_follow_another_one_still_do(left_by):
     assert resolve(parse([*left_by(f"{ER} --batch_size 7"), "--batch_size", "9"])).minibatch_size == 9
 
 
-@pytest.mark.parametrize(
-    ("model", "flags", "expected"),
-    [
-        ("derpp", [], "separate"),
-        ("derpp", ["--norm", "adab2n"], "joint"),
-        ("derpp --replay_forward joint", [], "joint"),
-        ("derpp --norm adab2n --replay_forward separate", ["--norm", "cma"], "separate"),
-    ],
-)
-def test_the_meaning_of_auto_follows_the_norm(left_by, model, flags, expected):
-    words = left_by(f"--model {model} --dataset seq-digits")
-    assert resolve(parse([*words, *flags])).replay_forward == expected
+def test_the_meaning_of_auto_follows_the_norm(left_by):
+    derpp = "--model derpp --dataset seq-digits"
+    assert resolve(parse([*left_by(derpp), "--norm", "adab2n"])).replay_forward == "joint"
+    assert resolve(parse(left_by(f"{derpp} --replay_forward joint"))).replay_forward == "joint"
 
 
 def test_options_of_a_part_that_a_flag_replaces_are_ignored_with_a_note(left_by, capsys):
@@ -191,39 +168,23 @@ def test_options_of_a_part_that_a_flag_replaces_are_ignored_with_a_note(left_by,
     assert (config.kappa, config.lr) == (0.3, 0.5)
 
 
-def test_a_missing_part_is_reported_before_its_options(file):
-    record = json.dumps({"config": {"model": "er", "gone_eps": 1, "norm": "gone"}})
-    assert "unknown norm 'gone'" in refusal(file(record, "record.json"))
-
-
 # --- old names --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [["--final_probes"], ["--final-probes"], ["--embedding_eval"]])
-def test_a_renamed_flag_is_accepted_with_a_note_and_keeps_its_key_in_the_identity(flags, capsys):
-    config = resolve(parse([*ER.split(), *flags]))
-    assert config.embedding_eval is True
-    assert ("--embedding_eval" in capsys.readouterr().err) == ("final" in flags[0])
-    # As it was before the option was renamed.
-    assert name_of([*ER.split(), *flags]) == "er-bn-seq-digits-online-m200-s0-f7519dcdda98"
+@pytest.mark.parametrize("flag", ["--final_probes", "--embedding_eval"])
+def test_a_renamed_flag_is_accepted_with_a_note_and_keeps_its_key_in_the_identity(flag, capsys):
+    # The name of the run is from before the option was renamed.
+    assert name_of([*ER.split(), flag]) == "er-bn-seq-digits-online-m200-s0-f7519dcdda98"
+    assert ("--embedding_eval" in capsys.readouterr().err) == (flag == "--final_probes")
 
 
-def test_a_renamed_key_of_a_file_is_accepted_with_a_note(file, capsys):
-    assert parse(file('model = "er"\nfinal_probes = true')) == {"model": "er", "embedding_eval": True}
-    assert "embedding_eval" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", ["toml", "json"])
-def test_dropped_keys_of_a_file_are_ignored_with_a_note(file, left_by, kind, capsys):
-    if kind == "toml":
-        words = file('model = "er"\ndataset = "seq-digits"\nchannels_last = "auto"\nstart_from = 0')
-    else:
-        words = left_by(ER, channels_last="auto", start_from=0, final_probes=False)
+def test_old_keys_of_a_file_are_accepted_with_a_note(file, left_by, capsys):
+    words = left_by(ER, channels_last="auto", start_from=0, final_probes=False)
     assert name_of(words) == name_of(ER.split())
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("note: ")
     assert "channels_last, start_from" in line
-    assert "unknown flag" in refusal([*ER.split(), "--channels_last", "no"])
+    assert parse(file('model = "er"\nfinal_probes = true')) == {"model": "er", "embedding_eval": True}
+    assert "embedding_eval" in capsys.readouterr().err
 
 
 # --- --dry_run --------------------------------------------------------------------------------------------------------
@@ -232,12 +193,10 @@ def test_dropped_keys_of_a_file_are_ignored_with_a_note(file, left_by, kind, cap
 @pytest.mark.parametrize(
     "flags",
     [
-        ER,
         f"{ER} --norm adab2n --fidelity paper --seed 5 --lambd 1e-5",
         "--model derpp --dataset seq-cifar100 --scenario offline --fidelity paper --class_order_seed 4 --validation .1",
         "--model gdumb --norm gn --groups 4 --dataset seq-digits --debug_mode --eval_every 7",
         "--model er --dataset seq-cifar10 --buffer_mode ring --lr_milestones none --dtype float64",
-        "--model sgd --dataset seq-miniimg --scenario offline --backbone torchvision --arch resnet18",
     ],
 )
 def test_the_toml_of_a_configuration_is_the_same_configuration(flags, file):
@@ -256,11 +215,3 @@ def test_other_given_flags_are_written_and_one_time_flags_are_not(file):
     assert not {"rerun", "accept_changed_code", "seed", "device"} & set(values)
     again = parse(file(text))
     assert (again["checkpoint_every"], again["seeds"]) == (Interval(steps=20), (0, 3))
-
-
-def test_a_dry_run_prints_toml_that_makes_the_same_run(run_main, file):
-    ended = run_main(*TINY, "--dry_run")
-    assert (ended.code, ended.stderr) == (0, "")
-    assert tomllib.loads(ended.stdout)["norm"] == "adab2n"
-    assert "# folder: " in ended.stdout
-    assert run_main(*file(ended.stdout), "--dry_run").stdout == ended.stdout

@@ -1,4 +1,7 @@
-"""What --dry_run tells, without a file written."""
+"""What --dry_run prints, without a file written."""
+
+import re
+import tomllib
 
 import pytest
 
@@ -6,7 +9,6 @@ import datasets.image_cache
 from tests.datasets.image_trees import pixels, save
 
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
-TINY = [*DIGITS, "--debug_mode"]
 
 
 @pytest.mark.parametrize(
@@ -19,29 +21,21 @@ TINY = [*DIGITS, "--debug_mode"]
         (["--model", "sgd", "--debug_mode"], "15 in 5 tasks"),
     ],
 )
-def test_dry_run_tells_the_cost_and_writes_nothing(run_main, results, flags, steps):
+def test_dry_run_prints_the_cost_and_toml_and_writes_nothing(run_main, results, tmp_path, flags, steps):
     finished = run_main(*flags, *DIGITS, "--dry_run")
-    assert finished.code == 0
-    assert finished.stderr == ""
+    assert (finished.code, finished.stderr) == (0, "")
     lines = finished.stdout.splitlines()
-    assert {"lr = 0.01", "num_filters = 4", "seed = 0", '# validation = "none"'} <= set(lines)
-    assert f"# steps: {steps}" in lines
-    (folder,) = [line for line in lines if line.startswith("# folder: ")]
-    assert folder.startswith(f"# folder: {results}/runs/{flags[1]}-")
-    assert folder.endswith(" (not finished)")
+    assert {"lr = 0.01", "num_filters = 4", "seed = 0", '# validation = "none"', f"# steps: {steps}"} <= set(lines)
+    assert re.search(rf"^# folder: {results}/runs/{flags[1]}-.* \(not finished\)$", finished.stdout, re.MULTILINE)
     assert not results.exists()
+    assert tomllib.loads(finished.stdout)["model"] == flags[1]
+    (tmp_path / "run.toml").write_text(finished.stdout)
+    assert run_main("--config", str(tmp_path / "run.toml"), "--dry_run").stdout == finished.stdout
 
 
-def test_dry_run_needs_no_data_and_knows_a_finished_run(run_main, results, tmp_path):
-    finished = run_main(
-        "--model", "er", "--dataset", "seq-cifar100", "--base_path", str(tmp_path / "none"), "--dry_run"
-    )
-    assert finished.code == 0
-    assert "steps: 5000 in 20 tasks" in finished.stdout
-    run_main("--model", "sgd", *TINY)
-    before = sorted(results.rglob("*"))
-    assert "(finished)" in run_main("--model", "sgd", *TINY, "--dry_run").stdout
-    assert sorted(results.rglob("*")) == before
+def test_dry_run_needs_no_data(run_main, tmp_path):
+    words = ["--model", "er", "--dataset", "seq-cifar100", "--base_path", str(tmp_path / "none"), "--dry_run"]
+    assert "steps: 5000 in 20 tasks" in run_main(*words).stdout
 
 
 def test_dry_run_reads_the_image_cache_and_writes_none(run_main, tmp_path, monkeypatch):

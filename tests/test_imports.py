@@ -2,16 +2,15 @@
 
 import ast
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 from forked import ROOT, Command, forked, refusal
 
 HEAVY = {"triton", "torchvision", "wandb", "pandas", "sklearn", "safetensors", "PIL", "tqdm", "ray"}
 OPTIONAL = ("triton", "torchvision", "wandb", "pandas")
-KERNELS = ["backbone.adab2n.c_passes"]
+KERNELS = "backbone.adab2n.c_passes"
 QUICK = {"help": ["--help"], "list": ["--list"], "error": ["--model", "nope", "--dataset", "seq-digits"]}
-RUN = ["--dataset", "seq-digits", "--num_filters", "2", "--batch_size", "60", "--debug_mode", "--non_verbose"]
+RUN = ["--model", "er_ace", "--dataset", "seq-digits", "--num_filters", "2", "--batch_size", "60", "--debug_mode"]
 
 # As if they were not installed: torch, too, asks for triton when it is imported, and takes no for an answer.
 BAR = f"""
@@ -26,74 +25,44 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Bar
 """
 
 
-def run_of(model, norm, results, *more):
-    return [*RUN, "--model", model, "--norm", norm, "--device", "cpu", "--results_path", str(results), *more]
+def run_of(norm, results, *more):
+    return [*RUN, "--norm", norm, "--non_verbose", "--num_threads", "1", "--results_path", str(results), *more]
 
 
-# --- what commands import -------------------------------------------------------------------------------------
+# --- what commands import ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """How the quick commands and two runs ended, by name."""
+    """How commands ended, by name, on a machine that has none of the optional packages."""
     folder = tmp_path_factory.mktemp("imports")
-    commands = QUICK | {norm: run_of("er_ace", norm, folder / "results") for norm in ("bn", "adab2n")}
-    ended = forked(folder / "out", [Command(words) for words in commands.values()], before="")
-    return dict(zip(commands, ended, strict=True))
-
-
-@pytest.fixture(scope="module")
-def ended_without(tmp_path_factory):
-    """The same on a machine that has none of the optional packages."""
-    folder = tmp_path_factory.mktemp("barred")
-    control = {"cifar": run_of("er", "bn", folder / "results", "--dataset", "seq-cifar10", "--base_path", str(folder))}
-    commands = QUICK | {"run": run_of("er_ace", "adab2n", folder / "results")} | control
+    cifar = ["--dataset", "seq-cifar10", "--base_path", str(folder)]
+    commands = QUICK | {norm: run_of(norm, folder / "results") for norm in ("bn", "adab2n")}
+    commands["cifar"] = run_of("bn", folder / "results", *cifar)
     words = [Command(words) for words in commands.values()]
     return dict(zip(commands, forked(folder / "out", words, before=BAR), strict=True))
 
 
-def check_quick(ended):
-    assert [ended[name].code for name in QUICK] == [0, 0, 2]
+def test_quick_commands_import_nothing_heavy(ended):
     assert "--kappa" in ended["help"].stdout
     assert "seq-cifar100" in ended["list"].stdout
     assert "unknown model 'nope'" in refusal(ended["error"])
-    assert ended["help"].stderr == ended["list"].stderr == ""
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_quick_commands_import_nothing_heavy_and_read_no_data(ended, name):
-    check_quick(ended)
-    assert {"datasets.seq_digits", "datasets.seq_cifar10", "models.er", "backbone.torchvision"} <= set(
-        ended[name].modules
-    )
-    assert not HEAVY & {module.partition(".")[0] for module in ended[name].modules}
-    assert ended[name].reads == []
-
-
-def test_reading_is_noticed_and_a_run_does_read(ended):
-    assert [Path(path).name for path in ended["bn"].reads] == ["digits.csv.gz"]
+    for name in QUICK:
+        modules = ended[name].modules
+        assert {"datasets.seq_digits", "datasets.seq_cifar10", "models.er", "backbone.torchvision"} <= set(modules)
+        assert not HEAVY & {module.partition(".")[0] for module in modules}
 
 
 def test_kernels_are_imported_by_the_norms_that_use_them(ended):
     assert (ended["bn"].code, ended["adab2n"].code) == (0, 0)
-    assert not set(KERNELS) & set(ended["bn"].modules)
-    assert KERNELS[0] in ended["adab2n"].modules
+    assert [KERNELS in ended[norm].modules for norm in ("bn", "adab2n")] == [False, True]
 
 
-def test_commands_do_without_the_optional_packages(ended_without):
-    check_quick(ended_without)
-    run = ended_without["run"]
-    assert run.code == 0, run.stderr
-    assert run.record["status"] == "finished"
-    assert run.record["config"]["norm"] == "adab2n"
-    assert run.record["steps"] == 15
-    for each in ended_without.values():
-        assert not set(OPTIONAL) & {module.partition(".")[0] for module in each.modules}
-    assert "No module named 'torchvision'" in ended_without["cifar"].stderr  # so that barring is known to work
-
-
-def test_run_without_the_optional_packages_has_the_same_results(ended, ended_without):
-    assert ended_without["run"].record["results"] == ended["adab2n"].record["results"]
+def test_run_without_the_optional_packages_has_the_same_results(ended, run_main):
+    run = ended["adab2n"]
+    assert not set(OPTIONAL) & {module.partition(".")[0] for module in run.modules}
+    assert run.record["results"] == run_main(*RUN, "--norm", "adab2n").record["results"]
+    assert "No module named 'torchvision'" in ended["cifar"].stderr  # so that barring is known to work
 
 
 # --- who imports whom -----------------------------------------------------------------------------------------

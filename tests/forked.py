@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,13 @@ from pathlib import Path
 exec(sys.argv[2])
 import torch
 
-before, reads = set(sys.modules), []
-
-def note_reads(event, arguments):
-    if event != "open" or str(arguments[0]).endswith((".py", ".pyc")):
-        return
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(os.path.join(sys.path[0], "datasets", "")):
-            reads.append(str(arguments[0]))
-            return
-        frame = frame.f_back
+before = set(sys.modules)
 
 def run(command):
     for stream, file in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(Path(command["folder"], file), os.O_WRONLY | os.O_CREAT), stream)
     os.chdir(command["cwd"])
-    os.environ.update(command["env"])
     sys.argv = ["main.py", *command["words"]]
-    sys.addaudithook(note_reads)
     try:
         import main
         code = main.main()
@@ -49,7 +37,7 @@ def run(command):
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    report = {"code": code, "modules": sorted(set(sys.modules) - before), "reads": reads}
+    report = {"code": code, "modules": sorted(set(sys.modules) - before)}
     Path(command["folder"], "report.json").write_text(json.dumps(report))
 
 for command in json.loads(Path(sys.argv[1]).read_text()):
@@ -67,7 +55,6 @@ for command in json.loads(Path(sys.argv[1]).read_text()):
 class Command:
     words: Sequence[str]
     cwd: Path = ROOT
-    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,7 +63,6 @@ class Ended:
     stdout: str
     stderr: str
     modules: list[str]  # imported in addition to those of `import torch`
-    reads: list[str]  # files that code of the datasets opened
     record: dict[str, Any] | None  # what the last line points to
 
 
@@ -90,44 +76,28 @@ def forked(folder: Path, commands: Sequence[Command], *, before: str = WARM) -> 
     for number, command in enumerate(commands):
         place = folder / f"command-{number}"
         place.mkdir(parents=True)
-        described.append({"words": [*command.words], "cwd": str(command.cwd), "env": command.env, "folder": str(place)})
+        described.append({"words": [*command.words], "cwd": str(command.cwd), "folder": str(place)})
     (folder / "commands.json").write_text(json.dumps(described))
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    server = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            SERVER,
-            str(folder / "commands.json"),
-            f"import sys; sys.path[0] = {str(ROOT)!r}\n{before}",
-        ],
-        env=clean_environment() | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    before = f"import sys; sys.path[0] = {str(ROOT)!r}\n{before}"
+    words = [sys.executable, "-c", SERVER, str(folder / "commands.json"), before]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment.pop("ADAB2N_PLUGINS", None)
+    server = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert server.returncode == 0, server.stderr
     return [_ended(Path(each["folder"]), Path(each["cwd"])) for each in described]
-
-
-def clean_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ("ADAB2N_PLUGINS", "TRITON_INTERPRET")}
 
 
 def _ended(folder: Path, cwd: Path) -> Ended:
     stdout, stderr = ((folder / name).read_text() for name in ("stdout", "stderr"))
     assert (folder / "report.json").exists(), f"the process died: {stderr}"
     report = json.loads((folder / "report.json").read_text())
-    return Ended(stdout=stdout, stderr=stderr, record=record_of(stdout, cwd), **report)
-
-
-def record_of(stdout: str, cwd: Path) -> dict[str, Any] | None:
     last = (stdout.splitlines() or [""])[-1]
-    return json.loads((cwd / last.removeprefix("record: ")).read_text()) if last.startswith("record: ") else None
+    path = cwd / last.removeprefix("record: ") if last.startswith("record: ") else None
+    return Ended(stdout=stdout, stderr=stderr, record=path and json.loads(path.read_text()), **report)
 
 
-def refusal(ended: Ended) -> str:
-    """The one line of a command that was refused."""
+def refusal(ended: Any) -> str:
+    """Return the one line of a command that was refused."""
     assert ended.code == 2, ended.stderr
     assert ended.stdout == ""
     (line,) = ended.stderr.splitlines()

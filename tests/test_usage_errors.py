@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import runner
+from forked import refusal
 
 import utils.run.build
 from utils.config.registry import DATASETS
@@ -14,10 +15,7 @@ ADA = ["--norm", "adab2n"]
 
 
 def check_refusal(finished, words):
-    assert finished.code == 2
-    assert finished.stdout == ""
-    (line,) = finished.stderr.splitlines()
-    assert line.startswith("error: ")
+    line = refusal(finished)
     for word in words:
         assert word in line
 
@@ -30,33 +28,20 @@ def check_refusal(finished, words):
         (["--model", "er", "--dataset", "seq-cifar"], ["unknown dataset", "did you mean", "seq-cifar10"]),
         ([*SGD[:-2], "--backbone", "resnet"], ["unknown backbone", "did you mean resnet18", "mlp"]),
         ([*ER, "--buffersize", "10"], ["unknown flag --buffersize", "did you mean --buffer_size"]),
-        ([*ER, "--buffersize=10"], ["unknown flag --buffersize", "did you mean --buffer_size"]),
-        ([*ER, "--buffer", "10"], ["unknown flag --buffer"]),
         ([*SGD, "stray"], ["unexpected argument 'stray'"]),
-        (["sgd"], ["unexpected argument 'sgd'"]),
         ([], ["--model is missing", "derpp", "sgd"]),
-        (["--dataset", "seq-digits"], ["--model is missing", "derpp", "sgd"]),
         (["--model", "sgd"], ["--dataset is missing", "seq-digits", "seq-folder"]),
-        (["--model"], ["--model", "expected one argument"]),
         ([*SGD, "--buffer_size", "10"], ["--buffer_size has no effect with --model sgd"]),
         (["--model", "joint", *DIGITS, "--buffer_mode", "ring"], ["--buffer_mode has no effect with --model joint"]),
-        ([*SGD, "--replay_forward", "joint"], ["--replay_forward has no effect with --model sgd"]),
         ([*ER, "--kappa", "0.5"], ["--kappa", "adab2n", "is an option of"]),
         ([*ER, "--groups", "4"], ["--groups", "gn", "cn", "is an option of"]),
-        ([*ER, "--alpha", "0.5"], ["--alpha", "derpp", "is an option of"]),
-        ([*ER, "--image_size", "8"], ["--image_size", "seq-folder", "is an option of"]),
-        ([*ER, "--base_path", "x"], ["--base_path", "is an option of"]),
-        ([*ER, "--hidden", "8"], ["--hidden", "mlp", "is an option of"]),
         ([*ER, "--ring_quota", "class"], ["--ring_quota needs --buffer_mode ring"]),
         ([*ER, *ADA, "--kappa", "1.5"], ["--kappa", "from 0 to 1", "1.5"]),
         ([*ER, *ADA, "--eta", "0"], ["--eta", "ends excluded"]),
-        ([*ER, *ADA, "--ada_t0", "2"], ["--ada_t0", "from 0 to 1"]),
         ([*ER, "--lr", "nan"], ["--lr", "nan"]),
-        ([*ER, "--lr", "inf"], ["--lr", "inf"]),
         ([*ER, "--lr", "-0.1"], ["--lr", "from 0"]),
         ([*ER, "--lr", "fast"], ["--lr", "a number", "fast"]),
         ([*ER, "--batch_size", "-3"], ["--batch_size", "from 1 to 1000000", "-3"]),
-        ([*ER, "--batch_size", "0"], ["--batch_size", "from 1 to 1000000"]),
         ([*ER, "--batch_size", "2.5"], ["--batch_size", "integer"]),
         ([*ER, "--n_tasks", "3"], ["--n_tasks 3"]),
         ([*ER, "--n_tasks", "20"], ["--n_tasks 20"]),
@@ -70,6 +55,11 @@ def check_refusal(finished, words):
         ([*ER, "--wandb_entity", "me"], ["--wandb_entity needs --wandb_project"]),
         (["--model", "er", "--dataset", "seq-folder", "--n_tasks", "2", "--base_path", "no/where"],
          ["no/where/train", "--base_path"]),
+        # noticed when the data are read or the network is built
+        ([*ER, "--norm", "gn"], ["32 groups do not divide 4 channels", "--groups"]),
+        ([*ER[:-2], "--backbone", "mlp", "--norm", "in"], ["normalization of a single value", "--norm"]),
+        (["--model", "er", "--dataset", "seq-miniimg", "--base_path", "no/where"],
+         ["no/where", "--base_path", "train_x.npy", "mini-imagenet-cache-train.pkl"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else None,
 )  # fmt: skip
@@ -78,45 +68,15 @@ def test_bad_usage_is_one_line_and_writes_nothing(run_main, results, argv, words
     assert not results.exists()
 
 
-LATE = [  # noticed when the data are read or the network is built
-    ([*ER, "--norm", "gn"], ["32 groups do not divide 4 channels", "--groups"]),
-    ([*ER, "--norm", "cn", "--groups", "3"], ["3 groups do not divide 4 channels", "--groups"]),
-    ([*ER[:-2], "--backbone", "mlp", "--norm", "in"], ["normalization of a single value", "--norm"]),
-    ([*ER[:-2], "--backbone", "mlp", "--norm", "sn"], ["normalization of a single value", "--norm"]),
-    (
-        ["--model", "er", "--dataset", "seq-miniimg", "--base_path", "no/where"],
-        ["no/where", "--base_path", "train_x.npy", "mini-imagenet-cache-train.pkl"],
-    ),
-]
-
-
-@pytest.mark.parametrize(("argv", "words"), LATE)
-def test_bad_usage_noticed_late_is_one_line_and_writes_nothing_too(run_main, results, argv, words):
-    check_refusal(run_main(*argv), words)
-    assert not results.exists()
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
-def test_missing_cuda_is_one_line(run_main, results, name):
-    finished = run_main(*SGD, "--device", name)
-    assert finished.code == 2
-    (line,) = finished.stderr.splitlines()
-    assert f"--device {name}" in line
+def test_missing_cuda_is_one_line(run_main, results):
+    check_refusal(run_main(*SGD, "--device", "cuda:1"), ["--device cuda:1"])
     assert not results.exists()
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [[], ["--rerun"]],
-)
-def test_file_in_the_way_of_the_results_names_the_flag(tmp_path, extra):
+def test_file_in_the_way_of_the_results_names_the_flag(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    finished = runner(tmp_path / "file")(*SGD, "--debug_mode", *extra)
-    assert finished.code == 2
-    (line,) = finished.stderr.splitlines()
-    assert str(tmp_path / "file") in line
-    assert "--results_path" in line
+    check_refusal(runner(tmp_path / "file")(*SGD, "--debug_mode"), [str(tmp_path / "file"), "--results_path"])
     assert (tmp_path / "file").read_text() == "in the way"
 
 

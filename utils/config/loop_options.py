@@ -139,7 +139,7 @@ RUN = (
     Option("seed", integer(0, LARGEST_SEED), "Seed of everything random, class order included.", default=0),
     # The switches that --fidelity sets identify the run.
     FreeOption("fidelity", choice("official", "paper"), "Follow the released code or the paper.", default="official"),
-    FreeOption("device", device_name, "auto, cpu, cuda or cuda:N.", default="auto"),
+    FreeOption("device", device_name, "Device: auto, cpu, cuda or cuda:N.", default="auto"),
     FreeOption("num_threads", integer(1, 1024), "Number of CPU threads (default: torch's choice)."),
     FreeOption("deterministic", flag, "Bit-identical results on CUDA; slower. CPU runs always are."),
     Option("dtype", choice("float32", "float64"), "Floating-point type.", default="float32"),

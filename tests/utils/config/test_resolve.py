@@ -49,13 +49,10 @@ def test_preset_sets_every_switch_and_an_explicit_flag_wins(name):
     flags = USERS.get(name, {"norm": "adab2n"})
     official, paper = SWITCHES[f"--{name}"]
     official = "separate" if name == "replay_forward" else official  # what auto means with bn
-    assert str(getattr(resolved(**flags), name)) == official
-    assert str(getattr(resolved(**flags, fidelity="official"), name)) == official
+    value = getattr(resolved(**flags), name)
+    assert str(value) == official
     assert str(getattr(resolved(**flags, fidelity="paper"), name)) == paper
-    kind = type(getattr(resolved(**flags), name))
-    for preset in ("official", "paper"):
-        for value in (kind(official), kind(paper)):
-            assert getattr(resolved(**flags, fidelity=preset, **{name: value}), name) == value
+    assert getattr(resolved(**flags, fidelity="paper", **{name: value}), name) == value
 
 
 @pytest.mark.parametrize(
@@ -79,26 +76,15 @@ def test_defaults_of_a_data_set(dataset, lr, buffer_size, n_tasks):
 @pytest.mark.parametrize(
     ("dataset", "buffer_size", "alpha", "beta"),
     [
-        ("seq-cifar10", None, 0.2, 0.5),
         ("seq-cifar10", 500, 0.2, 0.5),
         ("seq-cifar10", 2000, 0.1, 1.0),
-        ("seq-cifar100", None, 0.1, 0.5),
         ("seq-cifar100", 5000, 0.1, 0.5),
-        ("seq-miniimg", 2000, 0.3, 0.8),
         ("seq-miniimg", 5000, 0.3, 0.8),
     ],
 )
 def test_weights_of_derpp_by_data_set_and_buffer(model, dataset, buffer_size, alpha, beta):
-    flags = {} if buffer_size is None else {"buffer_size": buffer_size}
-    config = resolved(model=model, dataset=dataset, **flags)
+    config = resolved(model=model, dataset=dataset, buffer_size=buffer_size)
     assert (config.alpha, config.beta) == (alpha, beta)
-    assert resolved(model=model, dataset=dataset, alpha=7.0, **flags).alpha == 7.0
-
-
-@pytest.mark.parametrize(("model", "weights"), [("er_ace_lider", (0.1, 0.3)), ("derpp_lider", (0.3, 0.5))])
-def test_weights_of_lider(model, weights):
-    config = resolved(model=model)
-    assert (config.alpha_lip, config.beta_lip, config.lip_targets) == (*weights, "constant")
 
 
 @pytest.mark.parametrize(
@@ -107,8 +93,6 @@ def test_weights_of_lider(model, weights):
         ("seq-cifar10", "offline", "official", ((), "task")),
         ("seq-cifar100", "online", "official", ((), "task")),
         ("seq-cifar100", "offline", "official", ((35, 45), "task")),
-        ("seq-cifar100", "offline", "paper", ((35, 45), "task")),
-        ("seq-miniimg", "online", "official", ((), "task")),
         ("seq-miniimg", "offline", "official", ((35, 60, 75), "never")),
         ("seq-miniimg", "offline", "paper", ((35, 60, 75), "task")),
     ],
@@ -124,7 +108,7 @@ def test_schedules(dataset, scenario, fidelity, schedule):
     ("flags", "epochs", "batch", "replay"),
     [
         ({}, 1, 10, 10),
-        ({"scenario": "online", "batch_size": 32}, 1, 32, 32),
+        ({"batch_size": 32}, 1, 32, 32),
         ({"minibatch_size": 7}, 1, 10, 7),
         ({"scenario": "offline"}, 50, 32, 32),
         ({"scenario": "offline", "n_epochs": 2, "minibatch_size": 64}, 2, 32, 64),
@@ -141,7 +125,6 @@ def test_epochs_and_batches_of_the_scenarios(flags, epochs, batch, replay):
         ("sgd", "seq-cifar10", "official", 0.1),
         ("sgd", "seq-cifar10", "paper", 0.03),
         ("joint", "seq-cifar10", "official", 0.1),
-        ("joint", "seq-cifar10", "paper", 0.03),
         ("er", "seq-cifar10", "official", 0.03),
         ("sgd", "seq-cifar100", "official", 0.03),
         ("sgd", "seq-miniimg", "official", 0.1),
@@ -149,7 +132,6 @@ def test_epochs_and_batches_of_the_scenarios(flags, epochs, batch, replay):
 )
 def test_learning_rate_of_fine_tuning(model, dataset, fidelity, lr):
     assert resolved(model=model, dataset=dataset, fidelity=fidelity).lr == lr
-    assert resolved(model=model, dataset=dataset, fidelity=fidelity, lr=0.5).lr == 0.5
 
 
 def test_settings_of_adab2n():
@@ -164,20 +146,17 @@ def test_settings_of_adab2n():
     assert resolved(model="derpp", norm="adab2n", dataset="seq-digits").lambd == 0.01
 
 
-@pytest.mark.parametrize(("model", "norm", "forward"), [
-    ("derpp", "bn", "separate"), ("derpp", "adab2n", "joint"), ("er", "bn", "joint"), ("er", "gn", "joint"),
-    ("er_ace", "cn", "separate"), ("er_ace_lider", "adab2n", "joint"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "norm", "forward"),
+    [("derpp", "bn", "separate"), ("derpp", "adab2n", "joint"), ("er", "gn", "joint"), ("er_ace", "cn", "separate")],
+)
 def test_what_auto_means_for_the_replay_forward(model, norm, forward):
     assert resolved(model=model, norm=norm).replay_forward == forward
-    assert resolved(model=model, norm=norm, replay_forward="separate").replay_forward == "separate"
 
 
 def test_class_order_follows_the_seed_unless_given():
     assert resolved(seed=3).class_order_seed == 3
-    assert resolved().class_order_seed == 0
-    apart = resolved(seed=3, class_order_seed=1)
-    assert (apart.seed, apart.class_order_seed) == (3, 1)
+    assert resolved(seed=3, class_order_seed=1).class_order_seed == 1
 
 
 def test_options_of_others_are_not_in_the_configuration():

@@ -51,13 +51,13 @@ def test_a_plugin_norm_of_the_readme_reaches_a_sweep(folder):
 
 
 def test_every_switch_of_the_code_is_in_the_readme():
-    from utils.config.resolve import switches
+    from utils.config.parser import switches
 
     section = README.split("## Where the paper")[1].split("## Find your way")[0]
-    for _, flag, official, paper, _ in switches():
+    for flag, official, paper, *_ in switches():
         row = next(line for line in section.splitlines() if line.startswith(f"| `{flag}`"))
-        assert str(official) in row.split("|")[2]
-        assert str(paper) in row.split("|")[3]
+        assert official in row.split("|")[2]
+        assert paper in row.split("|")[3]
 
 
 def test_results_as_data(tmp_path, monkeypatch, capsys):

@@ -1,15 +1,21 @@
-"""The parser: from the words of a command, and a `--config` file, to explicit flags, checked one by one."""
+"""The parser: from the words of a command, and a `--config` file, to explicit flags, checked one by one.
+
+A file is TOML with one key per flag, such as `lr = 0.1`, as `--dry_run` prints it, or the `record.json` or
+`config.json` of a run, of which only what identifies the run is used. Its values are checked as words of a command.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from utils.cli import Parser
 from utils.config import loop_options
-from utils.config.config_file import as_words, read, toml_line
 from utils.config.options import ByFidelity, Option, SameAs, flag
 from utils.config.plugins import early_arguments, given_plugins, load_plugins
 from utils.config.registry import close_matches
@@ -36,7 +42,7 @@ ONE_TIME_FLAGS = ("rerun", "accept_changed_code", "dry_run", "eval_only")
 def parse(argv: Sequence[str]) -> dict[str, Any]:
     """Return the explicit flags of a command, and those of its `--config` file that the command does not give."""
     path = early_arguments(argv).config
-    values, from_record = ({}, False) if path is None else read(path)
+    values, from_record = ({}, False) if path is None else _read(path)
     more = values.pop("plugins", [])
     if not isinstance(more, list):
         raise UsageError(f"{path}: plugins must be folders or modules, such as ['mine'] (got {more!r})")
@@ -79,6 +85,43 @@ def _parse_words(parser: Parser, argv: Iterable[str]) -> dict[str, Any]:
 # --- configuration files ----------------------------------------------------------------------------------------------
 
 
+def _read(path: str) -> tuple[dict[str, Any], bool]:
+    """Return the options of a file, and whether they are a run's, with those that do not identify it."""
+    is_json = path.endswith(".json")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        content = json.loads(text) if is_json else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        kind = "JSON" if is_json else "TOML"
+        raise UsageError(f"--config: cannot read {path} as {kind}: {getattr(error, 'strerror', error)}") from None
+    if is_json and isinstance(content, dict):
+        content = content.get("config", content)
+    if not isinstance(content, dict):
+        raise UsageError(f"--config {path} has no options; give a TOML file, or a run's record.json or config.json")
+    return content, is_json
+
+
+def _as_words(values: dict[str, Any], options: dict[str, Option]) -> Iterator[str]:
+    """Yield the words of a command that gives these values."""
+    for name, value in values.items():
+        if name in options and options[name].type is flag:
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} must be true or false (got {value!r})")
+            yield from [f"--{name}"] * value
+        elif isinstance(value, dict):
+            raise UsageError(f"{name} is a table; write options without sections, such as lr = 0.1")
+        elif isinstance(value, list | tuple):
+            yield f"--{name}={','.join(map(str, value)) or 'none'}"
+        else:
+            yield f"--{name}={value}"
+
+
+def _toml_line(name: str, value: Any) -> str:
+    """Return a line of a file. What JSON and TOML write differently is not among the values of options."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return f"{name} = {text}".replace("\x7f", r"\u007f")
+
+
 def _file_options(values: dict[str, Any], from_record: bool, flags: dict[str, Any], parser: Parser) -> dict[str, Any]:
     """Return the options of a file, checked as flags are, without those of parts that the command's flags replace."""
     for name in [name for name in SELECTORS if name in values]:
@@ -91,7 +134,7 @@ def _file_options(values: dict[str, Any], from_record: bool, flags: dict[str, An
     values = {renamed.get(name, name): value for name, value in values.items() if name not in dropped}
     if from_record:
         values = _identifying(values)
-    explicit = _parse_words(parser, as_words(values, options_by_name()))
+    explicit = _parse_words(parser, _as_words(values, options_by_name()))
     for pair in ALTERNATIVES:
         if flags.keys() & set(pair):
             explicit = {name: value for name, value in explicit.items() if name not in pair}
@@ -129,8 +172,8 @@ def as_toml(config: Config, explicit: dict[str, Any], seeds: Sequence[int] | Non
         del values["seed"]
         values["seeds"] = list(seeds)
     others = {name: v for name, v in vars(config).items() if name not in {*values, *ONE_TIME_FLAGS, "seed"}}
-    comments = [f"# {toml_line(name, 'none' if v is None else v)}" for name, v in sorted(others.items())]
-    return "\n".join([*(toml_line(name, value) for name, value in values.items()), *comments])
+    comments = [f"# {_toml_line(name, 'none' if v is None else v)}" for name, v in sorted(others.items())]
+    return "\n".join([*(_toml_line(name, value) for name, value in values.items()), *comments])
 
 
 # --- the parser -------------------------------------------------------------------------------------------------------
@@ -150,13 +193,13 @@ def listing(sections: Sequence[str]) -> str:
         f"{name}s": [[entry.name, entry.help] for _, entry in sorted(registry.entries().items())]
         for name, registry in SELECTORS.items()
     }
-    tables["switches"] = [["flag", "official", "paper", "of", "meaning"], *_switches()]
+    tables["switches"] = [["flag", "official", "paper", "of", "meaning"], *switches()]
     if unknown := [section for section in sections if section not in tables]:
         raise UsageError(f"--list {unknown[0]}: no such section; choose from {', '.join(tables)}")
     return "\n\n".join(f"{name}\n{textwrap.indent(aligned(tables[name], 'left'), '  ')}" for name in sections or tables)
 
 
-def _switches() -> list[list[str]]:
+def switches() -> list[list[str]]:
     """Return a row for every place where the released code and the paper differ: flag, values, owner, meaning."""
     defaults = {option.name: (owner or title, option.default, option.help) for title, owner, option in all_options()}
     switched = [(name, *values) for name, values in defaults.items()]
@@ -198,22 +241,27 @@ def build_parser(parts: Mapping[str, str] | None = None) -> Parser:
 
 
 def _add_selectors(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("-h", "--help", action="count", help="Show this help, of all flags or of named parts, and exit.")
+    add = group.add_argument
+    add("-h", "--help", action="count", help="Show this help, of all flags or of named parts, and exit.")
     for name, registry in SELECTORS.items():
-        group.add_argument(f"--{name}", metavar="NAME", help=", ".join(registry.names()).replace("%", "%%"))
-    seeds_help = "Run these seeds one after the other, such as 0-4 or 0,1,2, and report mean and standard deviation."
-    group.add_argument("--seeds", type=loop_options.seeds, help=seeds_help)
-    config_help = "Read flags from a TOML file (lr = 0.1), or from a run's record.json. Flags of the command win."
-    group.add_argument("--config", metavar="FILE", help=config_help)
-    group.add_argument("--list", nargs="*", metavar="WHAT", help="List models, norms, datasets, backbones, switches.")
+        add(f"--{name}", metavar="NAME", help=", ".join(registry.names()).replace("%", "%%"))
+    add("--seeds", type=loop_options.seeds, help="Run these seeds one after the other, such as 0-4 or 0,1,2.")
+    add("--config", metavar="FILE", help="Read flags from a TOML file (lr = 0.1), or from a run's record.json.")
+    add("--list", nargs="*", metavar="WHAT", help="List models, norms, datasets, backbones, switches.")
 
 
 def _add_option(group: argparse._ArgumentGroup, by_owner: dict[str, Option]) -> None:
     """Add a flag. Owners may share it; their own defaults are shown by the help on these parts."""
     option = next(iter(by_owner.values()))
     owners = ", ".join(filter(None, by_owner))
-    defaults = {_default_text(option) for option in by_owner.values()}
-    text = option.help + (f" [{owners}]" if owners else "") + (defaults.pop() if len(defaults) == 1 else "")
+    text = option.help + (f" [{owners}]" if owners else "")
+    default = option.default
+    if len({option.default for option in by_owner.values()}) > 1 or "default:" in text:
+        default = None
+    if isinstance(default, ByFidelity):
+        text += f" (official: {default.official}, paper: {default.paper})"
+    elif default is not None and default is not False and default != ():
+        text += f" (default: {f'that of --{default.option}' if isinstance(default, SameAs) else default})"
     keywords: dict[str, Any] = {"nargs": "+", "action": "extend"} if option.several else {}
     if option.type is flag:
         keywords = {"action": "store_true"}
@@ -222,12 +270,3 @@ def _add_option(group: argparse._ArgumentGroup, by_owner: dict[str, Option]) -> 
     else:
         keywords |= {"type": option.type, "metavar": "VALUE"}
     group.add_argument(f"--{option.name}", help=text.replace("%", "%%"), **keywords)
-
-
-def _default_text(option: Option) -> str:
-    default = option.default
-    if default is None or default is False or default == () or "default:" in option.help:
-        return ""
-    if isinstance(default, ByFidelity):
-        return f" (official: {default.official}, paper: {default.paper})"
-    return f" (default: that of --{default.option})" if isinstance(default, SameAs) else f" (default: {default})"

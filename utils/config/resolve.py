@@ -56,7 +56,11 @@ def resolve(explicit: dict[str, Any]) -> Config:
     options = active_options(entries)
     reject_unused_options(explicit, options, entries)
     config = _with_defaults(explicit, options, entries)
-    _check_parts(**entries)
+    model, norm, backbone = entries["model"], entries["norm"], entries["backbone"]
+    if model.build.needs_features and not backbone.build.n_feature_maps:
+        raise UsageError(f"--model {model.name} compares feature maps, which --backbone {backbone.name} lacks")
+    if model.build.rebuilds_network and norm.traits.get("needs_past_tasks"):
+        raise UsageError(f"--norm {norm.name} needs one network for all tasks; --model {model.name} has several")
     loop_options.check_training(config, explicit)
     loop_options.check_buffer(config, explicit)
     for option in options.values():
@@ -128,20 +132,10 @@ def _check_rules(entry: Entry) -> None:
                     raise UsageError(f"a rule of {entry.name} names {name!r}, no option{close_matches(name, known)}")
 
 
-def _check_parts(model: Entry, norm: Entry, dataset: Entry, backbone: Entry) -> None:
-    if model.build.needs_features and not backbone.build.n_feature_maps:
-        raise UsageError(f"--model {model.name} compares feature maps, which --backbone {backbone.name} lacks")
-    if model.build.rebuilds_network and norm.traits.get("needs_past_tasks"):
-        raise UsageError(
-            f"--norm {norm.name} needs one network for all tasks, which --model {model.name} does not have"
-        )
-
-
 def number_options(config: Config) -> dict[str, Any]:
     """Return the part of a configuration that changes numbers."""
     options = active_options(selected_entries(vars(config)))
-    counted = {*SELECTORS, *(name for name, option in options.items() if option.changes_numbers)}
-    return {name: value for name, value in config.values().items() if name in counted}
+    return {name: v for name, v in vars(config).items() if name in SELECTORS or options[name].changes_numbers}
 
 
 def identity_options(config: Config) -> dict[str, Any]:

@@ -153,13 +153,7 @@ def test_packages_import_only_what_they_may(package):
     assert wrong_imports(package, FORBIDDEN[package]) == []
 
 
-def test_wrong_imports_would_be_noticed():
-    lines = "\n".join(wrong_imports("utils.run", ("models", "backbone")))
-    assert "utils/run/build.py imports backbone" in lines
-    assert "utils/run/training.py imports models" in lines
-
-
 @pytest.mark.parametrize("package", ["backbone", "datasets", "models"])
 def test_parts_declare_options_and_do_not_resolve_them(package):
-    lines = wrong_imports(package, INTERNAL)
-    assert [line for line in lines if not line.startswith("backbone/norms/__init__.py")] == []
+    assert wrong_imports(package, INTERNAL) == []
+    assert wrong_imports("utils.run", ("models",)) != []  # so that wrong imports are known to be noticed

@@ -15,7 +15,6 @@ from tests.datasets.image_trees import pixels, save
 from tests.kills import kill_and_resume
 from tests.outcomes import outcome
 from utils.run.checkpoints import Checkpoints
-from utils.run.observers import Observer
 
 
 @pytest.fixture(scope="module")
@@ -121,30 +120,6 @@ def test_second_interrupt_quits_at_once(start, results, straight):
     assert numbers(finished)[0] == straight["record"]["results"]
     assert numbers(finished)[3] == straight["network"]
     assert names(folder) == []
-
-
-class Pause(Observer):
-    def __init__(self, pause):
-        self.pause = pause
-
-    def on_step(self, step):
-        if step.index.step + 1 == 40:
-            self.pause()
-
-
-def test_terminated_process_saves_and_goes_on_to_the_same_end(start, results, straight):
-    process, connection = start(lambda pause: add_observers(pytest.MonkeyPatch(), Pause(pause)), *RUN)
-    connection.recv()
-    os.kill(process.pid, signal.SIGTERM)
-    connection.send(None)
-    process.join()
-    assert process.exitcode == 143
-    assert results.with_suffix(".output").read_text() == STOPPED.format("SIGTERM") + "\n"
-    (folder,) = results.glob("runs/*")
-    assert steps_of(folder)[-1] == 40  # saved where it stopped, not at some earlier time
-    assert (folder / "lock").read_text() == ""
-    assert runner(results)(*RUN).stderr == goes_on(40)
-    assert outcome(results) == straight
 
 
 def test_second_process_is_refused_until_the_first_is_killed(start, results, straight):

@@ -9,23 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from utils.config.options import invalid
 from utils.errors import UsageError
 
 if TYPE_CHECKING:
     from utils.config.resolve import Config
 
 
-def device_name(text: str) -> str:
-    """Parse auto, cpu, cuda or cuda:N."""
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
-        raise invalid("auto, cpu, cuda or cuda:N", text)
-    return text
-
-
 def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
+        raise UsageError(f"--device must be auto, cpu, cuda or cuda:N (got {name[:80]!r})")
     device = torch.device("cuda", 0) if name == "cuda" else torch.device(name)
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
         raise UsageError(f"--device {name} not found ({torch.cuda.device_count()} CUDA devices); use --device auto")

@@ -9,8 +9,7 @@ from typing import Any
 
 from utils.config.options import ByFidelity, Option, Rule, SameAs, choice, flag, integer, invalid, number, share, subset
 from utils.config.plugins import PLUGINS_VARIABLE
-from utils.config.registry import MODELS, NORMS, Entry
-from utils.device import device_name
+from utils.config.registry import MODELS, NORMS
 from utils.errors import UsageError
 
 # Options that no longer exist. In an old configuration file or record they are ignored with a note.
@@ -41,14 +40,12 @@ class Interval:
 
 def interval(text: str) -> Interval:
     """Parse `300s`, `5m`, or a number of steps; also what `str` makes of an Interval."""
-    result = Interval()
-    if steps := re.fullmatch("([0-9]{1,9})( steps)?", text):
-        result = Interval(steps=int(steps[1]))
-    elif time := re.fullmatch("([0-9.]{1,16})([smh])", text):
-        result = Interval(seconds=number()(time[1]) * {"s": 1, "m": 60, "h": 3600}[time[2]])
-    if not (result.steps or result.seconds):
-        raise invalid("a time such as 300s or 5m, or a number of steps", text)
-    return result
+    match = re.fullmatch(r"0*([1-9][0-9]{0,8})(?: steps)?|([0-9]*\.?[0-9]+)([smh])", text[:20])
+    if match and match[1]:
+        return Interval(steps=int(match[1]))
+    if match and float(match[2]):
+        return Interval(seconds=float(match[2]) * {"s": 1, "m": 60, "h": 3600}[match[3]])
+    raise invalid("a time such as 300s or 5m, or a number of steps", text)
 
 
 def seeds(text: str) -> tuple[int, ...]:
@@ -92,11 +89,8 @@ def check_training(config: dict[str, Any], explicit: dict[str, Any]) -> None:
         raise UsageError(f"--amp {config['amp']} needs --dtype float32 (got {config['dtype']}); remove one of the two")
     if config["wandb_entity"] and not config["wandb_project"]:
         raise UsageError("--wandb_entity needs --wandb_project")
-    if config.get("compile"):
-        _check_compile(config, model)
-
-
-def _check_compile(config: dict[str, Any], model: Entry) -> None:
+    if not config.get("compile"):
+        return
     if not model.build.compiles:
         raise UsageError(f"--compile has no effect with --model {model.name}; remove it")
     if config["batch_size"] == 1:
@@ -139,7 +133,7 @@ RUN = (
     Option("seed", integer(0, LARGEST_SEED), "Seed of everything random, class order included.", default=0),
     # The switches that --fidelity sets identify the run.
     FreeOption("fidelity", choice("official", "paper"), "Follow the released code or the paper.", default="official"),
-    FreeOption("device", device_name, "Device: auto, cpu, cuda or cuda:N.", default="auto"),
+    FreeOption("device", str, "Device: auto, cpu, cuda or cuda:N.", default="auto"),
     FreeOption("num_threads", integer(1, 1024), "Number of CPU threads (default: torch's choice)."),
     FreeOption("deterministic", flag, "Bit-identical results on CUDA; slower. CPU runs always are."),
     Option("dtype", choice("float32", "float64"), "Floating-point type.", default="float32"),

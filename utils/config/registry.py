@@ -1,8 +1,4 @@
-"""Names to builders: adding a model, data set, norm or backbone means adding one file.
-
-Each registry imports every module of its package on first use; there is no central list. `utils.config.plugins` brings
-in files outside the checkout.
-"""
+"""Names to builders. Each registry imports every module of its package on first use; there is no central list."""
 
 from __future__ import annotations
 
@@ -41,8 +37,7 @@ class Registry:
     """The parts of one kind, which the modules of a package register.
 
     `traits` are further keywords of a registration; `base` is the class that parts derive from, with an attribute that
-    only this class has. Every part may have a `numerics_version`: raised when a fix of this part changes results, it
-    renames the runs of this part only.
+    only this class has. A new `numerics_version`, for a fix that changes results, renames the runs of this part only.
     """
 
     def __init__(self, kind: str, package: str, traits: tuple[str, ...] = (), base: tuple[str, str] | None = None):

@@ -126,10 +126,10 @@ def _check_rules(entry: Entry) -> None:
     """Raise UsageError for a misspelt name, which would be a default that never applies."""
     options = options_by_name()
     for rule in entry.rules:
-        for names, known in ((rule.values, options), (rule.when, options | SELECTORS)):
-            for name in names:
-                if name not in known:
-                    raise UsageError(f"a rule of {entry.name} names {name!r}, no option{close_matches(name, known)}")
+        for name in (*rule.values, *(rule.when.keys() - SELECTORS)):
+            if name not in options:
+                known = [*options, *SELECTORS]
+                raise UsageError(f"a rule of {entry.name} names {name!r}, no option{close_matches(name, known)}")
 
 
 def number_options(config: Config) -> dict[str, Any]:

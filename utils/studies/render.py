@@ -1,43 +1,40 @@
-"""Write reports: tables and figures as one HTML page, Markdown and LaTeX, and all numbers as CSV."""
+"""The command `report`: tables and figures as one HTML page, Markdown and LaTeX, and all numbers as CSV."""
 
 from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from functools import cache
-from itertools import groupby
+from functools import cache, partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
+import pandas
+
+from utils.errors import UsageError
 from utils.packages import import_or_usage_error
-from utils.studies import claims
-from utils.studies.plans import METHODS, SETTINGS, title_of
-from utils.studies.results import NOTABLE, Result, Table
-from utils.tables import markdown_table
+from utils.run.code_digest import shortened
+from utils.studies.claims import CLAIMS, HEAD, Verdict, judge, words
+from utils.studies.plans import METHODS, PLANS, SETTINGS, Plan, title_of
+from utils.studies.request import set_up
+from utils.studies.results import NOTABLE, Result, Table, tabulate, warnings
+from utils.studies.selection import Selection
+from utils.tables import duration, markdown_table
 
 MISSING = "missing"
 TITLE = "AdaB²N: the paper and our runs"
 CLAIMS_TITLE = "What the paper says, and what these runs say of it"
 TEMPLATES = Path(__file__).with_name("templates")
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure as files, light and dark."""
-
-    id: str
-    title: str
-    caption: str
-    folder: Path
-
-    def inlined(self) -> dict[str, str]:
-        light, dark = (
-            base64.b64encode((self.folder / f"{self.id}{suffix}.svg").read_bytes()).decode() for suffix in ("", "-dark")
-        )
-        return {"id": self.id, "title": self.title, "caption": self.caption, "light": light, "dark": dark}
+SELECTION_TEXTS = {
+    "fixed": "κ and λ are fixed: the framework's defaults, or those given.",
+    "validation": "κ and λ were chosen on held-out training data, per data set, method and memory size.",
+    "test": "κ and λ were chosen ON THE TEST SET, as the authors apparently did: the numbers of AdaB²N are too good.",
+}
 
 
 @dataclass(frozen=True)
@@ -47,18 +44,18 @@ class Report:
     tables: list[Table]
     facts: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    verdicts: list[claims.Verdict] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    pictures: list[dict[str, str]] = field(default_factory=list)  # id, title, caption, light and dark in base64
     scale: str = ""  # preset and seeds, for captions
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
 
 
-def with_std(mean: float | None, std: float | None, digits: int = 2) -> str:
+def with_std(mean: float | None, std: float | None) -> str:
     if mean is None:
         return MISSING
-    return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+    return f"{mean:.2f}" + ("" if std is None else f" ± {std:.2f}")
 
 
 def details(result: Result, table: Table) -> list[str]:
@@ -76,77 +73,56 @@ def is_notable(result: Result, table: Table) -> bool:
     return table.preset.comparable and result.z is not None and abs(result.z) > NOTABLE
 
 
-def markdown_cell(result: Result | None, table: Table) -> str:
-    if result is None:
-        return ""
+def markdown_cell(result: Result, table: Table) -> str:
     bold = "**" if table.is_best(result) else ""
     flag = " ⚠" if is_notable(result, table) else ""
     return f"{bold}{with_std(result.mean, result.std)}{bold}{flag} ({'; '.join(details(result, table))})"
 
 
-def latex_cell(result: Result | None, table: Table) -> str:
-    if result is None or result.mean is None:
+def latex_cell(result: Result, table: Table) -> str:
+    if result.mean is None:
         return "--"
     spread = "" if result.std is None else rf"{{\footnotesize \textpm {result.std:.2f}}}"
     text = f"{result.mean:.2f}{spread}"
     return rf"\textbf{{{text}}}" if table.is_best(result) else text
 
 
-def html_cell(result: Result | None, table: Table, folder: Path) -> dict[str, Any] | None:
-    """Return what the template shows of a cell; links to records are relative to `folder`."""
-    if result is None:
-        return None
-    return {
-        "text": with_std(result.mean, result.std),
-        "missing": result.mean is None,
-        "best": table.is_best(result),
-        "notable": is_notable(result, table),
-        "details": details(result, table),
-        "seeds": [
-            (seed, f"{result.values[seed]:.2f}", Path(os.path.relpath(path, folder)).as_posix())
-            for seed, path in result.paths.items()
-        ],
-    }
+def html_cell(result: Result, table: Table, folder: Path) -> str:
+    """Return a cell with links to its records, which are relative to `folder`."""
+    kind = "missing" if result.mean is None else "best" if table.is_best(result) else ""
+    flag = '<span class="flag">⚠</span> ' if is_notable(result, table) else ""
+    small = "".join(f"<small>{text}</small>" for text in details(result, table))
+    links = [
+        f'<a href="{escape(Path(os.path.relpath(path, folder)).as_posix())}" title="seed {seed}">'
+        f"{result.values[seed]:.2f}</a>"
+        for seed, path in result.paths.items()
+    ]
+    seeds = f'<small class="seeds">{" ".join(links)}</small>' if links else ""
+    return f'{flag}<span class="{kind}">{with_std(result.mean, result.std)}</span>{small}{seeds}'
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-Group = tuple[str, list[tuple[str, list[Any]]]]  # its title, and (name, cells) of its rows
 
-
-def groups_of(table: Table, cell: Callable[[Result | None, Table], Any]) -> list[Group]:
-    """Return the rows by group. A group has a title if the names of its rows do not begin with it."""
-    groups: list[Group] = []
-    columns = table.columns
-    for group, members in groupby(table.rows, key=lambda row: row[0]):
-        rows = [(row[1], [cell(table.results.get((row, column)), table) for column in columns]) for row in members]
-        groups.append(("" if rows[0][0].startswith(group) else group, rows))
-    return groups
-
-
-def texts_of(table: Table) -> list[tuple[str, list[str]]]:
-    """Return the rows that are text only."""
-    return [(name, [by.get(column, MISSING) for column in table.columns]) for name, by in table.texts.items()]
-
-
-def head_of(table: Table) -> list[list[tuple[str, int]]]:
-    """Return the levels of the head, each as titles with the number of columns below them."""
-    depths = range(1, 1 + max(map(len, table.columns)))
-    return [
-        [(title[-1], len(list(members))) for title, members in groupby(column[:depth] for column in table.columns)]
-        for depth in depths
-    ]
+def frame_of(
+    table: Table, cell: Callable[[Result, Table], str], text: Callable[[str], str], empty: str = ""
+) -> pandas.DataFrame:
+    """Return the table as strings: `cell` writes results, `text` everything else. A row is titled with its group."""
+    rows: dict[str, list[str]] = {}
+    for group, name in table.rows:
+        results = [table.results.get(((group, name), column)) for column in table.columns]
+        title = name if name.startswith(group) else f"{group}: {name}"
+        rows[text(title)] = [cell(result, table) if result else empty for result in results]
+    for name, texts in table.texts.items():
+        rows[text(name)] = [text(texts.get(column, MISSING)) for column in table.columns]
+    columns = pandas.MultiIndex.from_tuples([tuple(map(text, column)) for column in table.columns])
+    return pandas.DataFrame.from_dict(rows, orient="index", columns=columns)
 
 
 def markdown(table: Table, scale: str = "") -> str:
-    rows = [
-        [f"{title}: {name}" if title else name, *cells]
-        for title, members in groups_of(table, markdown_cell)
-        for name, cells in members
-    ]
-    rows += [[name, *cells] for name, cells in texts_of(table)]
+    frame = frame_of(table, markdown_cell, str)
     caption = f"*In the paper: {table.caption}*" if table.caption else ""
-    content = markdown_table(["", *map(", ".join, table.columns)], rows)
+    content = markdown_table(["", *map(", ".join, table.columns)], frame.itertuples(name=None))
     parts = [f"## {table.id}: {table.title}", caption, f"*{scale}*" if scale else "", content, table.note]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
@@ -157,49 +133,27 @@ TEX = str.maketrans({
 })  # fmt: skip
 
 
-def tex(text: str) -> str:
-    return text.translate(TEX)
-
-
 def latex(table: Table, scale: str = "") -> str:
     """Return the table in the paper's layout: methods down, data sets across, the best of a method in bold.
 
     It is shrunk to the width of the text if it is wider. It needs the packages booktabs and graphicx.
     """
-    width = len(table.columns)
     caption = table.caption if table.preset.comparable and table.caption else f"{table.title}. {scale}".strip()
-    lines = [
-        r"\begin{table*}", r"\centering", rf"\caption{{{tex(caption)}}}", rf"\label{{table:{table.id}}}",
+    frame = frame_of(table, latex_cell, lambda text: text.translate(TEX), empty="--")
+    layout = f"l{'c' * len(table.columns)}"
+    return "\n".join([
+        r"\begin{table*}", r"\centering", rf"\caption{{{caption.translate(TEX)}}}", rf"\label{{table:{table.id}}}",
         r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
-        rf"\begin{{tabular}}{{l{'c' * width}}}", r"\toprule",
-    ]  # fmt: skip
-    for level in head_of(table):
-        titles = [rf"\multicolumn{{{span}}}{{c}}{{{tex(title)}}}" if span > 1 else tex(title) for title, span in level]
-        lines.append(" & ".join(["", *titles]) + r" \\")
-    for number, (title, rows) in enumerate(groups_of(table, latex_cell)):
-        if number == 0 or len(rows) > 1:
-            lines.append(r"\midrule")
-        if title:
-            lines.append(rf"\multicolumn{{{width + 1}}}{{l}}{{\textit{{{tex(title)}}}}} \\")
-        lines += [" & ".join([tex(name), *cells]) + r" \\" for name, cells in rows]
-    if texts := texts_of(table):
-        lines += [r"\midrule", *(" & ".join(map(tex, [name, *cells])) + r" \\" for name, cells in texts)]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}}", r"\end{table*}", ""])
+        frame.to_latex(escape=False, column_format=layout, multicolumn_format="c").strip() + "}", r"\end{table*}", "",
+    ])  # fmt: skip
 
 
 def as_csv(tables: list[Table]) -> str:
     """Return one line per cell, numbers as numbers; of tables without cells, the texts and their numbers."""
-    import pandas
-
     rows = [csv_row(table, result) for table in tables for result in table.results.values()]
     texts = [
-        {
-            "table": table.id,
-            "row": row,
-            "column": " / ".join(column),
-            "text": text,
-            **table.numbers.get((row, column), {}),
-        }
+        {"table": table.id, "row": row, "column": " / ".join(column), "text": text}
+        | table.numbers.get((row, column), {})
         for table in tables
         for row, texts in table.texts.items()
         for column, text in texts.items()
@@ -210,11 +164,10 @@ def as_csv(tables: list[Table]) -> str:
 
 def csv_row(table: Table, result: Result) -> dict[str, Any]:
     cell, experiment, comparable = result.cell, result.cell.experiment, table.preset.comparable
-    data = table.preset.data.get(experiment.data)
     return {
         "table": table.id, "row": cell.row, "column": " / ".join(cell.column),
         "method": METHODS.get(experiment.model, experiment.model), "norm": title_of(experiment.norm),
-        "dataset": data.title if data else experiment.data, "memory": experiment.buffer,
+        "dataset": table.preset.data[experiment.data].title, "memory": experiment.buffer,
         "flags": " ".join(f"{name}={value}" for name, value in experiment.flags),
         "over": "" if cell.baseline is None else title_of(cell.baseline.norm),
         "setting": next((SETTINGS[key] for key in cell.metric if key in SETTINGS), ""), "metric": cell.metric[-1],
@@ -240,13 +193,12 @@ def environment() -> Any:
 
 def html(report: Report, folder: Path) -> str:
     results = [result for table in report.tables for result in table.results.values()]
+    verdicts = pandas.DataFrame(map(words, report.verdicts), columns=HEAD).set_index(HEAD[0])
+    cell = partial(html_cell, folder=folder)
     return environment().get_template("report.html.j2").render(
         report=report, title=TITLE, claims_title=CLAIMS_TITLE, css=(TEMPLATES / "report.css").read_text(),
-        tables=[(table, head_of(table), groups_of(table, lambda result, table: html_cell(result, table, folder)),
-                 texts_of(table)) for table in report.tables],
-        ids=[table.id for table in report.tables],
-        figures=[picture.inlined() for picture in report.pictures],
-        verdicts=[claims.words(verdict) for verdict in report.verdicts], claim_head=claims.HEAD,
+        tables=[(table, frame_of(table, cell, escape).to_html(escape=False, border=0)) for table in report.tables],
+        ids=[table.id for table in report.tables], verdicts=verdicts.to_html(border=0),
         comparable=any(table.preset.comparable for table in report.tables), notable=f"{NOTABLE:g}",
         has_paper=any(result.paper is not None for result in results),
         has_missing=any(result.mean is None for result in results),
@@ -257,23 +209,90 @@ def page_of_markdown(report: Report) -> str:
     parts = [f"# {TITLE}\n", *(f"{fact}\n" for fact in report.facts)]
     parts += [f"- warning: {text}\n" for text in report.problems]
     if report.verdicts:
-        parts += [f"## {CLAIMS_TITLE}\n", markdown_table(claims.HEAD, map(claims.words, report.verdicts))]
+        parts += [f"## {CLAIMS_TITLE}\n", markdown_table(HEAD, map(words, report.verdicts))]
     return "\n".join([*parts, *(markdown(table, report.scale) for table in report.tables)])
 
 
-def write(folder: Path, report: Report) -> Path:
-    """Write all files of the report below `folder` and return the HTML page."""
-    folder.mkdir(parents=True, exist_ok=True)
-    report.facts.append(f"Written on {date.today().isoformat()}.")
-    files = {
-        "report.md": page_of_markdown(report),
-        "report.csv": as_csv(report.tables),
-        "report.html": html(report, folder),
-    }
-    for table in report.tables:
-        files[f"{table.id}.md"] = markdown(table, report.scale)
-        files[f"{table.id}.tex"] = latex(table, report.scale)
-        files[f"{table.id}.csv"] = as_csv([table])
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return folder / "report.html"
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def write_report(arguments: Namespace) -> int:
+    plans, selection = set_up(arguments)
+    preset = selection.runs.preset
+    tables = [tabulate(plan, selection) for plan in plans]
+    if selection.mode == "test":
+        for table in tables:
+            table.note = f"{table.note} {SELECTION_TEXTS['test']}".strip()
+    cells = [result for table in tables for result in table.results.values()]
+    filled = sum(result.complete for result in cells)
+    scale = f"Preset {preset.name}: {preset.help}; seeds {', '.join(map(str, selection.seeds))}."
+    orientation = f"{preset.differs} The published numbers are for orientation; no difference to them is computed."
+    facts = [
+        f"{scale} {SELECTION_TEXTS[selection.mode]}",
+        *([] if preset.comparable else [orientation]),
+        *provenance(tables),
+        f"{filled} of {len(cells)} cells have all their runs.",
+        f"Written on {date.today().isoformat()}.",
+    ]
+    problems = [*selection.runs.untrusted, *warnings(tables)]
+    verdicts = [judge(claim, selection) for claim in CLAIMS.values()] if "all" in arguments.ids else []
+    folder = Path(arguments.output or Path(arguments.results_path) / "reports" / preset.name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        pictures = draw_figures(plans, selection, folder / "figures", scale)
+        report = Report(tables, facts, problems, verdicts, pictures, scale)
+        files = {
+            "report.md": page_of_markdown(report),
+            "report.csv": as_csv(tables),
+            "report.html": html(report, folder),
+        }
+        for table in tables:
+            files[f"{table.id}.md"] = markdown(table, scale)
+            files[f"{table.id}.tex"] = latex(table, scale)
+            files[f"{table.id}.csv"] = as_csv([table])
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}; set --output") from None
+    for text in problems:
+        print(f"warning: {text}", file=sys.stderr)
+    print(f"{filled} of {len(cells)} cells complete, {len(pictures)} figures")
+    print(f"report: {folder / 'report.html'}")
+    return 0
+
+
+def provenance(tables: list[Table]) -> list[str]:
+    """Return when, where and with what the runs of these tables were done, and the kappa and lambda of AdaB2N's."""
+    records = {name: record for table in tables for name, record in table.records.items()}.values()
+    if not records:
+        return []
+    commits = sorted({(record["environment"]["commit"] or "unknown")[:12] for record in records})
+    conditions = {(part["device"], part["torch"]) for record in records for part in record["conditions"]}
+    where = "; ".join(f"{device} with torch {torch}" for device, torch in sorted(conditions))
+    time = duration(sum(record["wall_seconds"] for record in records))
+    days = sorted(record["date"][:10] for record in records)
+    code = f"code of commit {shortened(commits)}, from {days[0]} to {days[-1]}"
+    facts = [f"{len(records)} runs, {time} of computing, on {where}; {code}."]
+    places: dict[str, set[str]] = {}  # by values, without the grid of Figure 3
+    configs = [record["config"] for table in tables if table.id != "fig3" for record in table.records.values()]
+    for config in (config for config in configs if config["norm"] == "adab2n"):
+        place = f"{config['model']} on {config['dataset']} with M = {config.get('buffer_size', 0)}"
+        places.setdefault(f"κ = {config['kappa']:g}, λ = {config['lambd']:g}", set()).add(place)
+    return facts + [f"AdaB²N with {values}: {', '.join(sorted(names))}." for values, names in places.items()]
+
+
+def draw_figures(plans: Sequence[Plan], selection: Selection, folder: Path, scale: str) -> list[dict[str, str]]:
+    """Draw the figures of these plans and, with all plans of the paper, the further ones; skip those without runs."""
+    from utils.figures.catalogue import FIGURES, compares, draw, forest_of
+
+    ids = {plan.id for plan in plans}
+    further = {id for id in FIGURES if id not in PLANS} if {*PLANS} <= ids else set()
+    wanted = [figure for id, figure in FIGURES.items() if id in ids | further]
+    wanted += [forest_of(plan) for plan in plans if plan.id not in FIGURES and compares(plan, selection)]
+    drawn = [figure for figure in wanted if draw(figure, selection, folder)]
+    return [
+        {"id": figure.id, "title": figure.title, "caption": f"{figure.title}. {scale}"}
+        | {name: base64.b64encode((folder / f"{figure.id}{suffix}.svg").read_bytes()).decode()
+           for name, suffix in (("light", ""), ("dark", "-dark"))}
+        for figure in drawn
+    ]  # fmt: skip

@@ -22,8 +22,8 @@ def repeat(arguments: Namespace) -> int:
     folder = Path(arguments.results_path) / time.strftime("%Y%m%d-%H%M%S")
     recorded = Runs(PRESETS["paper"], str(folder), measured=Path(arguments.records))
     records = {record["run"]: record for record in recorded.all_records()}
-    for path, reason in recorded.untrusted.items():
-        raise UsageError(f"{path}: {reason}")
+    for text in recorded.untrusted:
+        raise UsageError(text)
     names = choose(list(records), arguments.runs, arguments.count)
     runs = Runs(PRESETS["paper"], str(folder), measured=folder)  # without the records that are repeated
     wanted = []

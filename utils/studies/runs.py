@@ -98,7 +98,7 @@ class Runs:
         self.preset, self.results_path, self.base_path = preset, results_path, base_path
         self.plugins, self.measured = plugins, measured
         self.num_threads = num_threads  # the same for all: rounding must not depend on how many run at a time
-        self.untrusted: dict[Path, str] = {}  # records that do not count, and why
+        self.untrusted: list[str] = []  # a line for every record that does not count
         self._specs: dict[tuple[str, ...], StreamSpec] = {}
         self._records: dict[Path, tuple[int, dict[str, Any] | None]] = {}  # time of change and content
 
@@ -184,7 +184,7 @@ class Runs:
             try:
                 record = read_record(path)
             except BadRecord as error:
-                self.untrusted[path] = str(error)
+                self.untrusted.append(f"{path} does not count: {error}")
             self._records[path] = changed, record if record and record["status"] == "finished" else None
         return self._records[path][1]
 

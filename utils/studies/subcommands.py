@@ -21,8 +21,8 @@ from utils.studies.display import Display, log_tail, progress_text
 from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.launchers.ray import RayEngine
 from utils.studies.launchers.slurm import SlurmEngine
+from utils.studies.render import write_report
 from utils.studies.repeat import repeat
-from utils.studies.report_command import untrusted, write_report
 from utils.studies.request import set_up
 from utils.studies.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, expected_seconds, total_time
 from utils.studies.selection import required_runs
@@ -52,7 +52,7 @@ def show_list(arguments: Namespace) -> int:
     print(f"preset {runs.preset.name}: {runs.preset.help}; seeds {seeds}; kappa and lambda: {selection.mode}")
     print(aligned(rows))
     print("time left: of one worker, by the speed of recorded runs; +: more runs follow when their grid is finished")
-    for text in untrusted(runs):
+    for text in runs.untrusted:
         log.warning(text)
     return 0
 

@@ -8,6 +8,7 @@ python -m scripts.reproduce report --preset smoke
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 
 from utils import console
@@ -74,7 +75,7 @@ def add_plan_arguments(command: argparse.ArgumentParser, ids: str = IDS) -> None
 
 def add_run_arguments(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    text = "(default local); with ray and slurm, --gpus is 1 (a run asks for one) or none"
+    text = "(default local); with ray and slurm, --gpus is 1 (a run asks for one) or none (the default of slurm)"
     add("--launcher", default="local", choices=["local", "ray", "slurm"], help=text)
     add_worker_arguments(command)
     text = "CPU threads of every run (default 1): with another number, rounding and so the accuracies differ"
@@ -82,7 +83,8 @@ def add_run_arguments(command: argparse.ArgumentParser) -> None:
     add("--retries", type=integer(0, MANY), default=2, help="further attempts of a run that fails (default 2)")
     add("--dry_run", "--dry-run", action="store_true", help="print the commands and stop")
     add("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
-    add("--sbatch_args", default="", help='for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"')
+    text = 'for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"'
+    add("--sbatch_args", type=shlex.split, default=[], help=text)
     add("--detach", action="store_true", help="submit to Slurm and return")
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from utils.errors import UsageError
 from utils.run.records import provenance_text
-from utils.studies.display import Display
 from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.presets import PRESETS
 from utils.studies.runs import Run, Runs
-from utils.studies.sweep import sweep
+from utils.studies.sweep import Display, sweep
 
 
 def repeat(arguments: Namespace) -> int:

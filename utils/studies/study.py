@@ -50,7 +50,11 @@ from utils.studies.plans import DOMAIN_IL, METHODS, SETTINGS, Cell, Experiment, 
 from utils.studies.presets import Preset, PresetDataset
 from utils.tables import METRICS, TITLES
 
-KEYS = {"title", "seeds", "rows", "columns", "metrics", "compare", "plugins", "common", "vary", "variant", "with"}
+KEYS = {
+    "title": str, "seeds": list, "rows": list, "columns": list, "metrics": list, "compare": dict, "plugins": list,
+    "common": dict, "vary": dict, "variant": list, "with": list,
+}  # fmt: skip
+KINDS = {str: "text", list: "list", dict: "table"}
 OWN_DATA = "study"  # the key of the data set of a study that names its own
 PAIRED = "Differences in percentage points, paired by seed."
 
@@ -103,28 +107,20 @@ class TomlStudy:
             point = dict(zip(names, combination, strict=True))
             if gains and self.compare.items() <= point.items():
                 continue
-            baseline = None
+            experiment, baseline = self._experiment(point, preset), None
             if gains:
                 baseline = self._experiment(point | self.compare, preset)
             elif "baseline" in self.variants.get(point.get("variant", ""), {}):
                 baseline = self._experiment(point, preset, "baseline")
-            for name in self.metrics:
-                yield self._cell(point, name, self._experiment(point, preset), baseline, preset)
-
-    def _cell(
-        self, point: Values, metric_name: str, experiment: Experiment, baseline: Experiment | None, preset: Preset
-    ) -> Cell:
-        setting, metric = KNOWN_METRICS[metric_name]
-        texts = {name: _text(name, value) for name, value in point.items()} | {
-            "data": f"{preset.data[experiment.data].title}, M = {experiment.buffer}" if self.data else "",
-            "setting": TITLES[setting],
-            "metric": self.titles.get(metric, METRICS[metric]),
-        }
-        columns = self.columns if self.data else [*self.columns, "setting", "metric"]
-        column = tuple(f"{name} = {texts[name]}" if name in self.vary else texts[name] for name in columns)
-        group = texts[self.rows[0]] if len(self.rows) > 1 else "" if "data" in columns else texts["data"]
-        path = ("results", setting, "metrics", metric)
-        return Cell(group, self.row.format(**texts), column, experiment, path, baseline=baseline)
+            texts = {name: _text(name, value) for name, value in point.items()}
+            texts["data"] = f"{preset.data[experiment.data].title}, M = {experiment.buffer}" if self.data else ""
+            columns = self.columns if self.data else [*self.columns, "setting", "metric"]
+            group = texts[self.rows[0]] if len(self.rows) > 1 else "" if "data" in columns else texts["data"]
+            for setting, metric in (KNOWN_METRICS[name] for name in self.metrics):
+                texts |= {"setting": TITLES[setting], "metric": self.titles.get(metric, METRICS[metric])}
+                column = tuple(f"{name} = {texts[name]}" if name in self.vary else texts[name] for name in columns)
+                path = ("results", setting, "metrics", metric)
+                yield Cell(group, self.row.format(**texts), column, experiment, path, baseline=baseline)
 
     def _experiment(self, point: Values, preset: Preset, variant_flags: str = "flags") -> Experiment:
         flags = self.common | {name: point[name] for name in self.vary}
@@ -154,9 +150,7 @@ def flag_value(name: str, value: Any) -> Any:
     return _parsed(f"--{name}" if value is True else f"--{name}={text}")[name]
 
 
-@cache
-def _parsed(word: str) -> Values:
-    return parse([word])
+_parsed = cache(lambda word: parse([word]))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -165,17 +159,13 @@ def _parsed(word: str) -> Values:
 def _content(path: Path) -> Values:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read the study {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is no TOML file: {error}") from None
 
 
 def named_plugins(path: Path) -> list[str]:
     """Return the plug-ins that the file names, folders as absolute paths. Its flags are checked after loading them."""
-    names = _content(path).get("plugins", [])
-    if not _is_list_of(str, names):
-        raise UsageError(f"{path}: plugins must be a list of folders or modules")
+    names = map(str, _content(path).get("plugins", []))
     return [str((path.parent / name).resolve()) if (path.parent / name).is_dir() else name for name in names]
 
 
@@ -184,8 +174,8 @@ def read_study(path: Path) -> TomlStudy:
     try:
         _check(content)
         study = TomlStudy(path, content)
-        if sorted([*study.rows, *study.columns]) != sorted(study.varying):
-            raise UsageError(f"rows and columns together must be what varies, each once: {', '.join(study.varying)}")
+        _require(sorted([*study.rows, *study.columns]) == sorted(study.varying),
+                 f"rows and columns together must be what varies, each once: {', '.join(study.varying)}")  # fmt: skip
         for plan in study.plans().values():  # mistakes in flags show before anything runs
             for cell in plan.cells(study.preset()):
                 for experiment in cell.comparison.experiments:
@@ -195,63 +185,37 @@ def read_study(path: Path) -> TomlStudy:
     return study
 
 
-def _is_list_of(kind: type, values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is kind for value in values)
+def _require(condition: object, message: str) -> None:
+    if not condition:
+        raise UsageError(message)
 
 
 def _check(content: Values) -> None:
     """Raise a UsageError if a key is unknown or its value has another form than it must have."""
-
-    def require(condition: object, message: str) -> None:
-        if not condition:
-            raise UsageError(message)
-
-    for name in content:
-        require(name in KEYS, f"unknown key {name!r}{close_matches(name, sorted(KEYS))}")
-    vary, common, compare = (content.get(name, {}) for name in ("vary", "common", "compare"))
-    variants, further, seeds = (
-        content.get(name, default) for name, default in (("variant", []), ("with", []), ("seeds", [0]))
-    )
-    require(isinstance(vary, dict) and isinstance(common, dict), "[vary] and [common] must be tables of flags")
+    for name, value in content.items():
+        _require(name in KEYS, f"unknown key {name!r}{close_matches(name, sorted(KEYS))}")
+        _require(isinstance(value, KEYS[name]), f"{name} must be a {KINDS[KEYS[name]]}")
+    vary, seeds, variants = content.get("vary", {}), content.get("seeds", [0]), content.get("variant", [])
     for name, values in vary.items():
-        require(isinstance(values, list) and values, f"vary.{name} must be a list of values, such as [1, 2]")
-        require(name not in common, f"{name} stands under [common] and under [vary]")
-    require(
-        _are_tables(variants, {"name": str, "flags": dict}, {"baseline": dict}),
-        "every [[variant]] needs name and flags",
-    )
-    require(_are_tables(further, {"when": dict, "flags": dict}), "every [[with]] needs when and flags")
-    require(vary or variants, "nothing varies; put flags with lists of values under [vary], or write [[variant]]")
+        _require(isinstance(values, list) and values, f"vary.{name} must be a list of values, such as [1, 2]")
+        _require(name not in content.get("common", {}), f"{name} stands under [common] and under [vary]")
+    for key, needed in (("variant", {"name", "flags"}), ("with", {"when", "flags"})):
+        complete = all(needed <= {*table} <= needed | {"baseline"} for table in content.get(key, []))
+        _require(complete, f"every [[{key}]] needs {' and '.join(sorted(needed, reverse=True))}")
+    _require(vary or variants, "nothing varies; put flags with lists of values under [vary], or write [[variant]]")
     names = [variant["name"] for variant in variants]
-    require(len({*names}) == len(names) and "variant" not in vary, "every [[variant]] needs a name of its own")
-    for key in ("rows", "columns", "metrics"):
-        require(_is_list_of(str, content.get(key, [])), f"{key} must be a list of names")
+    _require(len({*names}) == len(names), "every [[variant]] needs a name of its own")
     for name in content.get("metrics", []):
         matches = close_matches(name, list(KNOWN_METRICS))
-        require(name in KNOWN_METRICS, f"unknown metric {name!r}{matches} Known: {', '.join(KNOWN_METRICS)}")
-    require(
-        _is_list_of(int, seeds)
-        and seeds
-        and len({*seeds}) == len(seeds)
-        and 0 <= min(seeds) <= max(seeds) <= LARGEST_SEED,
-        f"seeds must be different whole numbers such as [0, 1, 2], up to {LARGEST_SEED}",
-    )
-    one_thing = 'compare must name one thing that varies and its value, such as { norm = "bn" }'
-    require(isinstance(compare, dict) and len(compare) <= 1, one_thing)
+        _require(name in KNOWN_METRICS, f"unknown metric {name!r}{matches} Known: {', '.join(KNOWN_METRICS)}")
+    valid = all(type(seed) is int and 0 <= seed <= LARGEST_SEED for seed in seeds)
+    _require(valid and seeds and len({*seeds}) == len(seeds),
+             f"seeds must be different whole numbers such as [0, 1, 2], up to {LARGEST_SEED}")  # fmt: skip
+    compare = content.get("compare", {})
+    _require(len(compare) <= 1, 'compare must name one thing that varies and its value, such as { norm = "bn" }')
     for name, value in compare.items():
-        require(
-            value in (vary | {"variant": names}).get(name, []), f"compare: {name} = {value!r} is not among what varies"
-        )
-
-
-def _are_tables(tables: Any, needed: Values, optional: Values | None = None) -> bool:
-    """Return whether it is an array of tables, each with these keys of these types."""
-    types = needed | (optional or {})
-    return _is_list_of(dict, tables) and all(
-        needed.keys() <= table.keys() <= types.keys()
-        and all(isinstance(value, types[name]) for name, value in table.items())
-        for table in tables
-    )
+        varies = value in (vary | {"variant": names}).get(name, [])
+        _require(varies, f"compare: {name} = {value!r} is not among what varies")
 
 
 _IDS = ("core", "batching", "cn-affine", "parts", "switches", "kappa-lambda", "divergence", "anytime", "weights")

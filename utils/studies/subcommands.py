@@ -17,7 +17,6 @@ from utils.files import write_json
 from utils.run.build import StreamBuilder
 from utils.run.records import BadRecord, read_record, seal_of
 from utils.studies.claims import CLAIMS, judge, words
-from utils.studies.display import Display, log_tail, progress_text
 from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.launchers.ray import RayEngine
 from utils.studies.launchers.slurm import SlurmEngine
@@ -26,10 +25,8 @@ from utils.studies.repeat import repeat
 from utils.studies.request import set_up
 from utils.studies.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, expected_seconds, total_time
 from utils.studies.selection import required_runs
-from utils.studies.sweep import Engine, Outcome, sweep
+from utils.studies.sweep import Display, Engine, Outcome, progress_text, sweep
 from utils.tables import aligned
-
-MAX_MISSING = 20  # names of runs that have not begun, in `status`
 
 
 def show_list(arguments: Namespace) -> int:
@@ -63,16 +60,10 @@ def show_status(arguments: Namespace) -> int:
     names: dict[str, list[str]] = {state: [] for state in (DONE, RUNNING, FAILED, STOPPED, MISSING)}
     for name, run in required.items():
         names[selection.runs.state(run)].append(name)
-    for name in names[RUNNING]:
-        print(f"running  {progress_text(required[name]) or name}")
-    for name in names[FAILED]:
-        print(f"failed   {name}; its log, {required[name].log}, ends\n{log_tail(required[name], 3)}")
-    for name in names[STOPPED]:
-        print(f"stopped  {name}")
-    for name in names[MISSING][:MAX_MISSING]:
-        print(f"missing  {name}")
-    if len(names[MISSING]) > MAX_MISSING:
-        print(f"missing  {len(names[MISSING]) - MAX_MISSING} more; `run --dry_run` prints the commands of all")
+    for state in (RUNNING, FAILED, STOPPED, MISSING):
+        for name in names[state]:
+            log_file = f"; see {required[name].log}" if state == FAILED else ""
+            print(f"{state:9}{progress_text(required[name]) or name}{log_file}")
     print(", ".join(f"{len(group)} {state}" for state, group in names.items()))
     if waiting:
         print(f"{waiting} experiments wait for their kappa and lambda")
@@ -88,7 +79,9 @@ def run_missing(arguments: Namespace) -> int:
     runs, outcome = selection.runs, Outcome()
     while True:  # until all grids are finished and their winners are run
         required, waiting = required_runs(plans, selection)
-        wanted = unfinished(required, runs, outcome, arguments.launcher)
+        states = {name: runs.state(run) for name, run in required.items() if name not in outcome.failed}
+        skipped = {DONE, RUNNING} if arguments.launcher == "slurm" else {DONE}  # an allocation must not wait
+        wanted = [required[name] for name, state in states.items() if state not in skipped]
         announce(required, wanted, waiting, runs)
         if arguments.dry_run:
             for run in wanted:
@@ -98,14 +91,10 @@ def run_missing(arguments: Namespace) -> int:
             for problem in problems:
                 console.print_error(problem)
             return 2
-        if not wanted:
-            print("nothing to do; `python -m scripts.reproduce report` writes the tables", file=sys.stderr)
-            break
-        latest = launch(wanted, len(required), arguments, runs)
-        if arguments.detach:
-            return 0
-        outcome = Outcome(outcome.done + latest.done, outcome.failed | latest.failed, latest.stopped_by)
-        if latest.stopped_by or not waiting:
+        if wanted:
+            latest = launch(wanted, len(required), arguments, runs)
+            outcome = Outcome(outcome.done + latest.done, outcome.failed | latest.failed, latest.stopped_by)
+        if arguments.detach or outcome.stopped_by or not (wanted and waiting):
             break
     if outcome.stopped_by:
         print("stopped; the same command resumes the checkpoints", file=sys.stderr)
@@ -115,15 +104,6 @@ def run_missing(arguments: Namespace) -> int:
     return outcome.exit_code
 
 
-def unfinished(required: dict[str, Run], runs: Runs, outcome: Outcome, launcher: str) -> list[Run]:
-    """Return the runs that are neither done nor failed in this sweep."""
-    states = {name: runs.state(run) for name, run in required.items() if name not in outcome.failed}
-    skipped = {DONE, RUNNING} if launcher == "slurm" else {DONE}  # an allocation must not wait for another process
-    if running := sum(state == RUNNING for state in states.values() if RUNNING in skipped):
-        print(f"{running} runs are active in another process; skipped", file=sys.stderr)
-    return [required[name] for name, state in states.items() if state not in skipped]
-
-
 def announce(required: dict[str, Run], wanted: list[Run], waiting: int, runs: Runs) -> None:
     """Print how many runs there are, how many are finished, and how long the others will take."""
     finished = sum(runs.record(run) is not None for run in required.values())
@@ -131,9 +111,8 @@ def announce(required: dict[str, Run], wanted: list[Run], waiting: int, runs: Ru
     print(f"{len(required)} runs, {finished} of them finished, {len(wanted)} to run{later}", file=sys.stderr)
     if stale := [run.name for run in required.values() if runs.has_changed_code(run)]:
         log.warning(f"{len(stale)} finished runs are of code that has changed since, such as {stale[0]}; see --rerun")
-    if wanted:
-        time = total_time(expected_seconds(wanted, runs).values())
-        print(f"time of one worker by recorded runs: {time}", file=sys.stderr)
+    time = total_time(expected_seconds(wanted, runs).values())
+    print(f"time of one worker by recorded runs: {time}", file=sys.stderr)
 
 
 def data_problems(wanted: list[Run], runs: Runs) -> list[str]:
@@ -156,10 +135,6 @@ def check_launcher_flags(arguments: Namespace) -> None:
     for name, owner in (("ray_address", "ray"), ("sbatch_args", "slurm"), ("detach", "slurm")):
         if getattr(arguments, name) and launcher != owner:
             raise UsageError(f"--{name} is for --launcher {owner}, not {launcher}; remove it")
-    try:
-        shlex.split(arguments.sbatch_args)
-    except ValueError as error:
-        raise UsageError(f"--sbatch_args {arguments.sbatch_args!r}: {error}") from None
     if launcher == "local" and not arguments.dry_run:  # GPUs of another machine are fine in a dry run
         visible_gpus(arguments.gpus)
     if launcher == "slurm" and arguments.jobs_per_gpu > 1:
@@ -173,7 +148,7 @@ def launch(wanted: list[Run], total: int, arguments: Namespace, runs: Runs) -> O
     retries = arguments.retries
     engine: Engine
     if arguments.launcher == "slurm":
-        options = slurm_options(gpus, threads, arguments.sbatch_args)
+        options = [f"--cpus-per-task={threads}", *(["--gpus=1"] if gpus == "1" else []), *arguments.sbatch_args]
         slurm = SlurmEngine(Path(arguments.results_path) / "slurm", len(wanted), retries, options, workers)
         engine, retries = slurm, 0  # its tasks make the retries
         if arguments.detach:
@@ -186,14 +161,6 @@ def launch(wanted: list[Run], total: int, arguments: Namespace, runs: Runs) -> O
     else:
         engine = LocalEngine(workers, visible_gpus(gpus), per_gpu, threads)
     return sweep(wanted, runs, engine, retries=retries, display=Display(total, total - len(wanted)))
-
-
-def slurm_options(gpus: str | None, num_threads: int, sbatch_args: str) -> list[str]:
-    asks = bool(visible_gpus(None)) if gpus is None else gpus != "none"
-    if gpus is None:  # a login node may have other devices than the nodes that compute
-        text = "one GPU; --gpus none asks for none" if asks else "no GPU; --gpus 1 asks for one"
-        print(f"every run asks Slurm for {text}", file=sys.stderr)
-    return [f"--cpus-per-task={num_threads}", *(["--gpus=1"] if asks else []), *shlex.split(sbatch_args)]
 
 
 # --- claims and records that are kept ---------------------------------------------------------------------------------
@@ -223,31 +190,23 @@ def keep_records(arguments: Namespace) -> int:
     required, _ = required_runs(plans, selection)
     copies = {name: selection.runs.measured / name / "record.json" for name in required}
     kept: Counter[str] = Counter()
-    for name, run in required.items():
+    for name, copy in copies.items():
+        path = required[name].folder / "record.json"
         try:
-            record = read_record(run.folder / "record.json")
+            record = None if copy.exists() else read_record(path)
         except BadRecord as error:
-            log.warning(f"{run.folder / 'record.json'} is not kept: {error}")
+            log.warning(f"{path} is not kept: {error}")
             continue
-        if record is None or copies[name].exists():
-            continue
-        usual = {"results_path": "results", "base_path": "data"}
-        record["config"] |= {option: value for option, value in usual.items() if option in record["config"]}
-        copies[name].parent.mkdir(parents=True, exist_ok=True)
-        write_json(copies[name], record | {"seal": seal_of(record)})
-        kept[record["status"]] += 1
-    there = sum(path.exists() for path in copies.values())
-    counts = f"{kept['finished']} finished and {kept['failed']} failed runs kept"
-    print(f"{counts}; {there} of {len(required)} are there now")
+        if record is not None:
+            usual = {"results_path": "results", "base_path": "data"}
+            record["config"] |= {option: value for option, value in usual.items() if option in record["config"]}
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_json(copy, record | {"seal": seal_of(record)})
+            kept[record["status"]] += 1
+    there = f"{sum(path.exists() for path in copies.values())} of {len(required)} are there now"
+    print(f"{kept['finished']} finished and {kept['failed']} failed runs kept; {there}")
     return 0
 
 
-COMMANDS = {
-    "claims": show_claims,
-    "keep": keep_records,
-    "repeat": repeat,
-    "list": show_list,
-    "status": show_status,
-    "run": run_missing,
-    "report": write_report,
-}
+COMMANDS = {"claims": show_claims, "keep": keep_records, "repeat": repeat, "list": show_list, "status": show_status,
+            "run": run_missing, "report": write_report}  # fmt: skip

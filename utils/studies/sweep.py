@@ -7,15 +7,18 @@ exit codes, and stop what still runs.
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+
+from tqdm import tqdm
 
 from utils.files import is_locked
 from utils.run.signals import Signals
-from utils.studies.display import Display, log_tail
 from utils.studies.runs import Run, Runs
 
 USAGE, LOCKED = 2, 3  # exit codes of main.py: bad usage, and a run that another process has
@@ -32,6 +35,45 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Stop what still runs after a checkpoint, wait for it, and release what the engine holds."""
+
+
+class Display:
+    """A progress bar; without a terminal it is printed every half minute."""
+
+    def __init__(self, total: int, already: int):
+        self.already, seconds = already, 1.0 if sys.stderr.isatty() else 30.0
+        self.bar = tqdm(total=total, initial=already, unit="run", dynamic_ncols=True, mininterval=seconds, miniters=0)
+
+    def say(self, text: str) -> None:
+        tqdm.write(text, file=sys.stderr)
+
+    def done(self, run: Run, record: dict[str, Any]) -> None:
+        accuracies = ", ".join(f"{name} {result['metrics']['faa']:.2f}" for name, result in record["results"].items())
+        self.say(f"done   {run.name}: {accuracies} in {record['wall_seconds']:.0f} s")
+
+    def update(self, done: int, running: list[Run], failed: int) -> None:
+        progress = "; ".join(text for run in running if (text := progress_text(run)))
+        self.bar.set_postfix_str(f"{failed} failed; {progress or f'{len(running)} runs starting'}", refresh=False)
+        self.bar.update(self.already + done - self.bar.n)
+
+    def close(self) -> None:
+        self.bar.close()
+
+
+def progress_text(run: Run) -> str:
+    """Return how far a run has come by the end of its log, empty if it has not trained yet."""
+    try:
+        event = json.loads((run.folder / "metrics.jsonl").read_bytes().splitlines()[-1])
+        return f"{run.name} task {event['task'] + 1}, step {event['step']}/{run.steps}"
+    except (OSError, ValueError, KeyError, IndexError):  # not begun, or the line is half written
+        return ""
+
+
+def log_tail(run: Run, count: int = 8) -> str:
+    """Return the last lines that a run printed."""
+    text = run.log.read_text(errors="replace") if run.log.exists() else ""
+    lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    return "\n".join(f"  {line}" for line in lines[-count:])
 
 
 @dataclass
@@ -58,7 +100,7 @@ class Sweep:
         self.runs, self.engine, self.retries, self.display = runs, engine, retries, display
         self.waiting = {run.name: run for run in wanted}
         self.running: dict[str, Run] = {}
-        self.attempts: dict[str, int] = {}
+        self.attempts: Counter[str] = Counter()
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -111,9 +153,9 @@ class Sweep:
             self._retry_or_fail(run, reason, 0 if code == USAGE else self.retries)
 
     def _retry_or_fail(self, run: Run, reason: str, retries: int) -> None:
-        attempt = self.attempts[run.name] = self.attempts.get(run.name, 0) + 1
-        if attempt <= retries:
-            self.display.say(f"{run.name}: {reason}; attempt {attempt + 1} of {retries + 1} resumes its checkpoint")
+        self.attempts[run.name] += 1
+        if (attempts := self.attempts[run.name]) <= retries:
+            self.display.say(f"{run.name}: {reason}; attempt {attempts + 1} of {retries + 1} resumes its checkpoint")
             self.waiting[run.name] = run
             return
         self.outcome.failed[run.name] = reason

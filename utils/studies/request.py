@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from utils.config.loop_options import seeds as parse_seeds
@@ -13,7 +15,7 @@ from utils.config.registry import NORMS as REGISTERED_NORMS
 from utils.config.registry import close_matches
 from utils.errors import UsageError
 from utils.studies.confirm import CONFIRM
-from utils.studies.plans import NORMS, PLANS, Plan
+from utils.studies.plans import NORMS, ONLINE, PLANS, Cell, Plan
 from utils.studies.presets import PRESETS, Preset
 from utils.studies.runs import Runs
 from utils.studies.selection import Selection
@@ -37,11 +39,7 @@ def set_up(arguments: Namespace) -> tuple[list[Plan], Selection]:
 
 
 def chosen_plans(ids: list[str], preset: Preset) -> list[Plan]:
-    """Return the plans with these ids.
-
-    `all` are the paper's plans, `studies` the others, `confirm` those of docs/protocol.md. `core:cifar10` is the part
-    of a plan on that data.
-    """
+    """Return the plans with these ids; `core:cifar10` is the part of a plan on that data."""
     families = {"all": PLANS, "studies": STUDIES, "confirm": CONFIRM}
     plans = PLANS | STUDIES | CONFIRM
     chosen: dict[tuple[str, str], Plan] = {}
@@ -55,13 +53,13 @@ def chosen_plans(ids: list[str], preset: Preset) -> list[Plan]:
         for plan in families[id].values() if id in families else [plans[id]]:
             if missing := {cell.experiment.data for cell in plan.cells(preset)} - preset.data.keys():
                 raise UsageError(f"{plan.id}: preset {preset.name} has no data {min(missing)!r}; try --preset narrow")
-            chosen[plan.id, data] = part_of(plan, data) if data else plan
+            part = replace(plan, cells=partial(cells_on, plan=plan, data=data)) if data else plan
+            chosen[plan.id, data] = part
     return list(chosen.values())
 
 
-def part_of(plan: Plan, data: str) -> Plan:
-    """Return the plan with only its cells on this data."""
-    return replace(plan, cells=lambda preset: (cell for cell in plan.cells(preset) if cell.experiment.data == data))
+def cells_on(preset: Preset, plan: Plan, data: str) -> Iterator[Cell]:
+    return (cell for cell in plan.cells(preset) if cell.experiment.data == data)
 
 
 def with_also(preset: Preset, also: str | None) -> Preset:
@@ -72,12 +70,11 @@ def with_also(preset: Preset, also: str | None) -> Preset:
     return replace(
         preset,
         also=tuple(norm for norm in norms if norm not in NORMS),
-        also_models=tuple(model for model in models if model not in ("er_ace", "derpp")),
+        also_models=tuple(model for model in models if model not in ONLINE),
     )
 
 
 def selection_of(arguments: Namespace, preset: Preset | None = None) -> Selection:
-    """Return the selection of runs of a preset, by default of the one that the arguments name."""
     load_plugins(arguments.plugins)
     preset = preset or with_also(PRESETS[arguments.preset], arguments.also)
     if preset.needs_base_path and not arguments.base_path:

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
+from utils.studies import plans
 from utils.studies.compare import Paired, records_by_seed, values_by_seed
-from utils.studies.plans import (
-    NORMS,
-    PLANS,
-    SIGNIFICANCE_BASELINES,
-    Cell,
-    Comparison,
-    Experiment,
-    Plan,
-    in_paper,
-    significance_cells,
-)
+from utils.studies.plans import NORMS, PLANS, Cell, Comparison, Experiment, Plan, in_paper
 from utils.studies.presets import PAPER, Preset
 from utils.studies.selection import Selection
 
@@ -59,7 +51,6 @@ def published_number(cell: Cell) -> tuple[float | None, float | None]:
 
 @cache
 def _published_values() -> dict[tuple[Experiment, tuple[str, ...]], float | None]:
-    """Return the published accuracies and forgetting by experiment and metric."""
     cells = [cell for id in ("table2", "table3", "table4", "table8", "table11") for cell in PLANS[id].cells(PAPER)]
     return {(cell.experiment, cell.metric): published_number(cell)[0] for cell in cells}
 
@@ -144,9 +135,8 @@ class Table:
 
     @property
     def columns(self) -> list[Column]:
-        return list(
-            dict.fromkeys([*(column for _, column in self.results), *(c for t in self.texts.values() for c in t)])
-        )
+        in_texts = [column for texts in self.texts.values() for column in texts]
+        return list(dict.fromkeys([*(column for _, column in self.results), *in_texts]))
 
     def is_best(self, result: Result) -> bool:
         """Return whether it is the best of its group in its column, if there are several."""
@@ -161,7 +151,7 @@ def tabulate(plan: Plan, selection: Selection) -> Table:
     preset, selection = selection.runs.preset, selection.for_plan(plan)
     results = {((cell.group, cell.row), cell.column): evaluate(cell, selection) for cell in plan.cells(preset)}
     records = {record["run"]: record for result in results.values() for record in result.records}
-    table = Table(plan.id, plan.title, preset, results, plan.note_for(preset), records=records)
+    table = Table(plan.id, plan.title, preset, results, plan.note, records=records)
     if plan.id == "table10":
         table.results = {}
         add_significance(table, selection)
@@ -171,17 +161,12 @@ def tabulate(plan: Plan, selection: Selection) -> Table:
 
 
 def evaluate(cell: Cell, selection: Selection) -> Result:
-    values = values_by_seed(cell.comparison, selection)
+    by_seed = values_by_seed(cell.comparison, selection)
+    values = {seed: by_seed.get(seed) for seed in selection.seeds}
     runs = dict(zip(selection.seeds, selection.final(cell.experiment) or (), strict=False))
-    return Result(
-        cell,
-        {seed: values.get(seed) for seed in selection.seeds},
-        *published_number(cell),
-        records=[
-            r for experiment in cell.comparison.experiments for r in records_by_seed(experiment, selection).values()
-        ],
-        paths={seed: selection.runs.record_path(runs[seed]) for seed in values},
-    )
+    paths = {seed: selection.runs.record_path(runs[seed]) for seed in by_seed}
+    records = [records_by_seed(experiment, selection).values() for experiment in cell.comparison.experiments]
+    return Result(cell, values, *published_number(cell), [*chain(*records)], paths)
 
 
 def flops_per_step(norm: str, batch: int = 10, width: int = 64, groups: int = 32) -> int:
@@ -190,14 +175,15 @@ def flops_per_step(norm: str, batch: int = 10, width: int = 64, groups: int = 32
     for stage in range(4):
         channels, side = width * 2**stage, 32 // 2**stage
         elements = batch * channels * side * side
-        batch_norm = 8 * elements + 10 * channels
-        layer = {
-            "bn": batch_norm,
-            "adab2n": 8 * elements + 2 * batch * channels + 14 * channels,
-            "gn": 8 * elements + 4 * batch * groups,
-            "cn": 6 * elements + 4 * batch * groups + batch_norm,
-        }
-        total += 5 * layer[norm]
+        total += (
+            5
+            * {
+                "bn": 8 * elements + 10 * channels,
+                "adab2n": 8 * elements + 2 * batch * channels + 14 * channels,
+                "gn": 8 * elements + 4 * batch * groups,
+                "cn": 14 * elements + 4 * batch * groups + 10 * channels,
+            }[norm]
+        )
     return total
 
 
@@ -206,18 +192,17 @@ def add_running_time(table: Table) -> None:
     norms: dict[Column, str] = {(title,): norm for norm, title in NORMS.items() if (title,) in table.columns}
     times = {column: table.results[table.rows[0], column].mean for column in norms}
     base, paper = times["BN",], published("table6")
-    table.texts = {
-        "FLOPs/step of the paper's network, ours": {
-            c: f"{flops_per_step(norm) / 1e6:.2f}M" for c, norm in norms.items()
-        },
-        "FLOPs/step, published": {c: paper["FLOPs/step", in_paper(norm)][0] for c, norm in norms.items()},
-        "Time, ratio to BN, ours": {
-            c: f"{time / base:.2f}" if time and base else "missing" for c, time in times.items()
-        },
-    } | {
-        f"{row}, published": {c: paper.get((row, in_paper(norm)), ("-",))[0] for c, norm in norms.items()}
-        for row in ("Time (Plain)", "Time (cuDNN)")
+    ratios = {column: f"{time / base:.2f}" if time and base else "missing" for column, time in times.items()}
+    flops = {column: f"{flops_per_step(norm) / 1e6:.2f}M" for column, norm in norms.items()}
+    of_paper = {
+        row: {column: paper.get((row, in_paper(norm)), ("-",))[0] for column, norm in norms.items()}
+        for row in ("FLOPs/step", "Time (Plain)", "Time (cuDNN)")
     }
+    table.texts = {
+        "FLOPs/step of the paper's network, ours": flops, "FLOPs/step, published": of_paper["FLOPs/step"],
+        "Time, ratio to BN, ours": ratios, "Time (Plain), published": of_paper["Time (Plain)"],
+        "Time (cuDNN), published": of_paper["Time (cuDNN)"],
+    }  # fmt: skip
 
 
 def signed_rank(differences: list[float]) -> tuple[str, dict[str, float]]:
@@ -238,25 +223,22 @@ def signed_rank(differences: list[float]) -> tuple[str, dict[str, float]]:
 
 def add_significance(table: Table, selection: Selection) -> None:
     """Add the tests of Table 10: as published, from the published means, and from our single seeds."""
-    of_paper = significance_cells(PAPER)
-    for group, cells in significance_cells(selection.runs.preset).items():
-        for norm in SIGNIFICANCE_BASELINES:
+
+    def gains(preset: Preset) -> list[Comparison]:
+        cells = [cell for cell in plans.significance_cells(preset)[group] if cell.experiment.norm == "adab2n"]
+        return [replace(cell, baseline=replace(cell.experiment, norm=norm)).comparison for cell in cells]
+
+    for group in plans.significance_cells(PAPER):
+        for norm in plans.SIGNIFICANCE_BASELINES:
             column = (group, NORMS[norm])
-            means = [published_value(comparison) for comparison in gains_over(norm, of_paper[group])]
-            gains = [values_by_seed(comparison, selection).values() for comparison in gains_over(norm, cells)]
+            means = [published_value(comparison) for comparison in gains(PAPER)]
+            ours = [values_by_seed(comparison, selection).values() for comparison in gains(table.preset)]
             table.texts.setdefault("p, published", {})[column] = published("table10")["p-value", " ".join(column)][0]
             for row, differences in {
                 "p from the published means": [value for value in means if value is not None],
-                "p from our single seeds": [value for values in gains for value in values],
+                "p from our single seeds": [*chain(*ours)],
             }.items():
                 table.texts.setdefault(row, {})[column], table.numbers[row, column] = signed_rank(differences)
-
-
-def gains_over(norm: str, cells: Iterable[Cell]) -> Iterator[Comparison]:
-    """Yield AdaB2N minus another norm for every cell of AdaB2N."""
-    for cell in cells:
-        if cell.experiment.norm == "adab2n":
-            yield replace(cell, baseline=replace(cell.experiment, norm=norm)).comparison
 
 
 CONDITIONS = {"num_threads": "thread counts", "device": "devices", "torch": "versions of torch"}

@@ -51,8 +51,9 @@ class Run:
             words += [f"--{name}", *values]
         return words
 
-    def sweep_command(self) -> list[str]:
-        return [*self.command(), "--non_verbose"]
+    @property
+    def config(self) -> Config:
+        return resolve(self.options)
 
     def as_rerun(self) -> Run:
         """Return the same run, to be trained again though it is finished."""
@@ -60,7 +61,7 @@ class Run:
 
     def with_absolute_paths(self) -> Run:
         """Return the same run with paths, given or default, that hold in every working directory."""
-        values = resolve(self.options).values()
+        values = self.config.values()
         paths = {name: str(Path(values[name]).resolve()) for name in ("base_path", "results_path") if name in values}
         return replace(self, options=self.options | paths, folder=self.folder.resolve())
 
@@ -79,8 +80,7 @@ class Run:
 
     @property
     def failure(self) -> Path:
-        """The file that says why a sweep gave up on the run; removed when it is started again."""
-        return self.folder / "failure.txt"
+        return self.folder / "failure.txt"  # why a sweep gave up on the run; removed when it is started again
 
 
 class Runs:
@@ -102,14 +102,11 @@ class Runs:
         self._specs: dict[tuple[str, ...], StreamSpec] = {}
         self._records: dict[Path, tuple[int, dict[str, Any] | None]] = {}  # time of change and content
 
-    # --- commands ----------------------------------------------------------------------------------------------
-
     def of(self, experiment: Experiment, seed: int, **more: Any) -> Run:
-        """Return the run of an experiment with a seed; `more` are further flags."""
         return self.run_with(self.options(experiment, seed, **more))
 
     def options(self, experiment: Experiment, seed: int, **more: Any) -> dict[str, Any]:
-        """Return the flags of a run, as main.py takes them."""
+        """Return the flags of an experiment's run, as main.py takes them; `more` are further ones."""
         data_flags, own_flags = self.preset.data[experiment.data].flags, dict(experiment.flags) | more
         dataset = DATASETS.get((data_flags | own_flags)["dataset"])
         preset_flags = {} if "backbone" in dataset.traits else self.preset.flags  # which are of the ResNet
@@ -128,13 +125,12 @@ class Runs:
         return options | self.preset.outcomes | {"num_threads": self.num_threads}
 
     def run_with(self, options: dict[str, Any]) -> Run:
-        """Return the run of these flags."""
         config = resolve(options)
-        spec = self._spec(config)
+        spec = self.spec(config)
         folder = run_folder(config, spec)
         return Run(folder.name, options, folder, total_steps(config, epoch_sizes(config, spec)))
 
-    def _spec(self, config: Config) -> StreamSpec:
+    def spec(self, config: Config) -> StreamSpec:
         """Return the data's spec, of which runs on the same data share one: a folder's needs a look at all its files.
 
         Without the data, it has the fingerprint that all their records have, so that these can be shown.
@@ -151,14 +147,6 @@ class Runs:
                 self._specs[key] = StreamBuilder(config, prints.pop() if len(prints) == 1 else ABSENT).spec
         return self._specs[key]
 
-    def config(self, run: Run) -> Config:
-        return resolve(run.options)
-
-    def spec(self, run: Run) -> StreamSpec:
-        return self._spec(self.config(run))
-
-    # --- records and states ------------------------------------------------------------------------------------
-
     def record(self, run: Run) -> dict[str, Any] | None:
         """Return the record of a finished run with its recordings, from the results folder or kept with the code."""
         for folder in (run.folder, self.measured / run.name):
@@ -168,18 +156,16 @@ class Runs:
         return None
 
     def record_path(self, run: Run) -> Path:
-        """Return where the record of a finished run lies."""
         folder = run.folder if self._finished(run.folder) is not None else self.measured / run.name
         return folder / "record.json"
 
     def _finished(self, folder: Path) -> dict[str, Any] | None:
         """Return the record of a finished run; one that cannot be trusted does not count and is noted."""
         path = folder / "record.json"
-        try:
-            changed = path.stat().st_mtime_ns
-        except OSError:
+        if not path.exists():
             return None
-        if path not in self._records or self._records[path][0] != changed:
+        changed = path.stat().st_mtime_ns
+        if self._records.get(path, (0, None))[0] != changed:
             record = None
             try:
                 record = read_record(path)
@@ -196,7 +182,7 @@ class Runs:
     def has_changed_code(self, run: Run) -> bool:
         """Return whether the run was finished in the results folder by code that has changed since."""
         record = self._finished(run.folder)
-        return record is not None and bool(changed_files(record["sources"], code_digests(self.config(run))))
+        return record is not None and bool(changed_files(record["sources"], code_digests(run.config)))
 
     def is_done(self, run: Run) -> bool:
         """Return whether the run has a record with everything that is asked for."""
@@ -214,10 +200,9 @@ class Runs:
 
     def all_records(self) -> Iterator[dict[str, Any]]:
         """Yield the record of every finished run below the results folder or kept with the code, of any preset."""
-        folders = {path.parent.name: path.parent for path in self.measured.glob("*/record.json")}
-        folders |= {path.parent.name: path.parent for path in Path(self.results_path).glob("runs/*/record.json")}
-        for name in sorted(folders):
-            if (record := self._finished(folders[name])) is not None:
+        paths = [*self.measured.glob("*/record.json"), *Path(self.results_path).glob("runs/*/record.json")]
+        for _, folder in sorted({path.parent.name: path.parent for path in paths}.items()):
+            if (record := self._finished(folder)) is not None:
                 yield record
 
 
@@ -229,7 +214,7 @@ def expected_seconds(wanted: Iterable[Run], runs: Runs) -> dict[str, float | Non
         speeds.setdefault(key, []).append(record["wall_seconds"] / max(record["steps"], 1))
     expected = {}
     for run in wanted:
-        similar = speeds.get(tuple(runs.config(run).values().get(name) for name in SIMILAR))
+        similar = speeds.get(tuple(run.config.values().get(name) for name in SIMILAR))
         expected[run.name] = run.steps * median(similar) if similar else None
     return expected
 
@@ -238,6 +223,5 @@ def total_time(seconds: Iterable[float | None]) -> str:
     """Return the sum as text; "unknown", or "and more" at its end, where the time of some runs is unknown."""
     expected = list(seconds)
     known = [value for value in expected if value is not None]
-    if len(known) == len(expected):
-        return duration(sum(known))
-    return f"{duration(sum(known))} and more" if known else "unknown"
+    more = " and more" if len(known) < len(expected) else ""
+    return f"{duration(sum(known))}{more}" if known or not expected else "unknown"

@@ -120,11 +120,11 @@ def data_problems(wanted: list[Run], runs: Runs) -> list[str]:
 
     Each is read once, before anything starts, so that a download or a first decoding happens once too.
     """
-    run_on = {(run.options["dataset"], runs.spec(run).fingerprint): run for run in wanted}
+    run_on = {(run.options["dataset"], runs.spec(run.config).fingerprint): run for run in wanted}
     problems: dict[str, str] = {}
     for (dataset, _), run in run_on.items():
         try:
-            StreamBuilder(runs.config(run)).stream(torch.device("cpu"))
+            StreamBuilder(run.config).stream(torch.device("cpu"))
         except UsageError as error:
             problems[dataset] = f"{dataset}: {error}"
     return list(problems.values())

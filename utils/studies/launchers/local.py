@@ -64,7 +64,7 @@ class LocalEngine:
 
     def start(self, run: Run) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
-        arguments = (run.sweep_command(), str(run.log), self.free[0], self._alive)
+        arguments = (run.command(), str(run.log), self.free[0], self._alive)
         process = self.context.Process(target=_train, args=arguments, daemon=True)
         process.start()
         self.running[run.name] = process, self.free.pop(0)
@@ -98,7 +98,7 @@ def _train(command: list[str], log: str, device: str, alive: Connection) -> None
     from main import main
 
     console.begin()
-    code = console.end(main(command))
+    code = console.end(main([*command, "--non_verbose"]))
     sys.stderr.flush()
     os._exit(code)  # without waiting for threads
 

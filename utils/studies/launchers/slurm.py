@@ -73,7 +73,7 @@ class SlurmEngine:
 
     def submit(self) -> None:
         self.folder.mkdir(parents=True)
-        commands = [shlex.join([sys.executable, "main.py", *run.sweep_command()]) for run in self.pending]
+        commands = [shlex.join([sys.executable, "main.py", *run.command(), "--non_verbose"]) for run in self.pending]
         repository, folder = shlex.quote(str(REPOSITORY)), shlex.quote(str(self.folder))
         files = {
             "commands.txt": "".join(f"{command}\n" for command in commands),

@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-from tests.scripts.sweeps import TINY, Lines, results_of
-from utils.studies.launchers.local import LocalEngine
+from tests.scripts.sweeps import TINY, local_sweep, results_of
 from utils.studies.presets import SMOKE
 from utils.studies.runs import Run, Runs
-from utils.studies.sweep import sweep
 
 
 def long_runs(folder: Path, count: int, **more) -> tuple[Runs, list[Run]]:
@@ -19,7 +17,7 @@ def long_runs(folder: Path, count: int, **more) -> tuple[Runs, list[Run]]:
 def local_results(folder: Path, count: int) -> dict[str, dict]:
     """Return the results of such runs by name, trained undisturbed on this machine."""
     runs, wanted = long_runs(folder, count)
-    assert sweep(wanted, runs, LocalEngine(2, [], 1), retries=0, display=Lines()).exit_code == 0
+    assert local_sweep(runs, wanted, workers=2).exit_code == 0
     return {run.name: results_of(run) for run in wanted}
 
 

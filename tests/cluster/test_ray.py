@@ -72,6 +72,8 @@ def test_runs_use_both_nodes(cluster, expected, tmp_path):
 
     run_sweep(tmp_path, cluster, expected, look)
     assert len(raylets) == 2
+    with pytest.raises(UsageError, match="--num_threads 2"):
+        RayEngine(cluster.address, None, gpus=True, jobs_per_gpu=1, num_threads=2)
 
 
 def kill_worker(wanted, cluster):
@@ -103,11 +105,6 @@ def test_stopped_sweep_leaves_checkpoints_and_no_process(tmp_path):
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert len(list(tmp_path.glob("runs/*/record.json"))) == 6
-
-
-def test_more_threads_than_a_node_has_are_refused(cluster):
-    with pytest.raises(UsageError, match="--num_threads 2"):
-        RayEngine(cluster.address, None, gpus=True, jobs_per_gpu=1, num_threads=2)
 
 
 def test_cluster_that_is_not_there_is_refused(tmp_path):

@@ -7,8 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+from utils.studies.launchers.local import LocalEngine
 from utils.studies.presets import SMOKE
 from utils.studies.runs import Run, Runs
+from utils.studies.sweep import Outcome, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = {"norm": "bn", "dataset": "seq-digits", "backbone": "mlp", "hidden": 8, "batch_size": 64, "num_threads": 1}
@@ -20,6 +22,10 @@ def tiny_runs(folder: Path, **more) -> tuple[Runs, list[Run]]:
     return runs, [
         runs.run_with({"model": model, **options, "seed": seed}) for model in ("sgd", "er") for seed in (0, 1)
     ]
+
+
+def local_sweep(runs: Runs, wanted: list[Run], workers: int = 1, retries: int = 0, display=None) -> Outcome:
+    return sweep(wanted, runs, LocalEngine(workers, [], 1), retries=retries, display=display or Lines())
 
 
 def run_table8(folder: Path, *words: str) -> subprocess.Popen:

@@ -16,7 +16,7 @@ import pytest
 
 from scripts.reproduce import main as reproduce
 from tests.scripts.records import finish
-from tests.scripts.sweeps import TINY, Lines, results_of, run_table8, tiny_runs, wait_for
+from tests.scripts.sweeps import TINY, Lines, local_sweep, results_of, run_table8, tiny_runs, wait_for
 from utils.errors import UsageError
 from utils.files import folder_lock, is_locked
 from utils.studies.launchers import slurm
@@ -31,13 +31,13 @@ from utils.studies.sweep import DISAGREES, sweep
 
 def test_all_runs_are_run_once(tmp_path):
     runs, wanted = tiny_runs(tmp_path)
-    outcome = sweep(wanted, runs, LocalEngine(2, [], 1), retries=0, display=Lines())
+    outcome = local_sweep(runs, wanted, workers=2)
     assert sorted(outcome.done) == sorted(run.name for run in wanted)
     assert outcome.exit_code == 0
     assert {runs.record(run)["environment"]["num_threads"] for run in wanted} == {1}
     times = [(run.folder / "record.json").stat().st_mtime_ns for run in wanted]
     display = Lines()
-    assert len(sweep(wanted, runs, LocalEngine(2, [], 1), retries=0, display=display).done) == 4
+    assert len(local_sweep(runs, wanted, workers=2, display=display).done) == 4
     assert display.lines == []
     assert [(run.folder / "record.json").stat().st_mtime_ns for run in wanted] == times
 
@@ -48,7 +48,7 @@ def test_failed_run_is_tried_again_and_reported_and_bad_usage_is_not(tmp_path):
     diverging = runs.run_with({"model": "sgd", **TINY, "lr": 1e30, **here})
     no_data = runs.run_with({"model": "sgd", "dataset": "seq-cifar10", "base_path": str(tmp_path / "none"), **here})
     display = Lines()
-    outcome = sweep([diverging, no_data, good], runs, LocalEngine(2, [], 1), retries=1, display=display)
+    outcome = local_sweep(runs, [diverging, no_data, good], workers=2, retries=1, display=display)
     assert (outcome.done, outcome.exit_code) == ([good.name], 1)
     assert outcome.failed == {diverging.name: "exit code 1", no_data.name: "exit code 2"}
     assert [line.split(":")[0] for line in display.lines if "attempt 2 of 2" in line] == [diverging.name]
@@ -64,14 +64,14 @@ def test_run_that_another_process_has_is_waited_for(tmp_path):
     display, lock = Lines(), ExitStack()
     lock.enter_context(folder_lock(run.folder))
     display.update = lambda *_: lock.close()
-    outcome = sweep([run], runs, LocalEngine(1, [], 1), retries=0, display=display)
+    outcome = local_sweep(runs, [run], display=display)
     assert (outcome.done, outcome.failed) == ([run.name], {})
 
 
 def test_killed_run_resumes_its_checkpoint(tmp_path):
     long = {"n_epochs": 60, "checkpoint_every": "3"}
     runs, [whole, *_] = tiny_runs(tmp_path / "whole", **long)
-    sweep([whole], runs, LocalEngine(1, [], 1), retries=0, display=Lines())
+    local_sweep(runs, [whole])
     runs, [run, *_] = tiny_runs(tmp_path / "killed", **long)
     engine, display = LocalEngine(1, [], 1), Lines()
 
@@ -90,13 +90,13 @@ def test_killed_run_resumes_its_checkpoint(tmp_path):
 
 def test_missing_outcome_is_added_and_the_old_results_are_checked(tmp_path):
     runs, [run, other, *_] = tiny_runs(tmp_path)
-    assert sweep([run], runs, LocalEngine(1, [], 1), retries=0, display=Lines()).exit_code == 0
+    assert local_sweep(runs, [run]).exit_code == 0
     before = results_of(run)
     finish(other, 1.0, 2.0)  # which no training gives
     runs, [full, wrong, *_] = tiny_runs(tmp_path, final_statistics=True)
     assert (full.name, wrong.name) == (run.name, other.name)
     assert not runs.is_done(full)
-    outcome = sweep([full, wrong], runs, LocalEngine(1, [], 1), retries=1, display=Lines())
+    outcome = local_sweep(runs, [full, wrong], retries=1)
     assert (outcome.done, outcome.failed) == ([run.name], {other.name: DISAGREES})
     after = results_of(run)
     assert "final_statistics" in after["class_il"]
@@ -111,7 +111,7 @@ def test_unreadable_record_disturbs_no_other_run(tmp_path):
     (run.folder / "record.json").write_text('{"status": "fini')
     assert runs.state(run) == FAILED
     assert list(runs.all_records()) == []
-    outcome = sweep([run, other], runs, LocalEngine(2, [], 1), retries=0, display=Lines())
+    outcome = local_sweep(runs, [run, other], workers=2)
     assert (outcome.done, outcome.failed) == ([other.name], {run.name: "exit code 2"})
     assert "--rerun" in run.log.read_text()
 
@@ -255,7 +255,7 @@ def test_interrupted_and_killed_sweep_goes_on_and_repeats_nothing(tmp_path, caps
     assert before.items() <= after.items()
     assert {path.read_text().count("record: ") for path in tmp_path.glob("runs/*/output.log")} == {1}
     whole, _ = required_runs([PLANS["table8"]], Selection("fixed", Runs(SMOKE, str(tmp_path / "whole")), (0,)))
-    sweep(list(whole.values()), Runs(SMOKE), LocalEngine(2, [], 1), retries=0, display=Lines())
+    local_sweep(Runs(SMOKE), list(whole.values()), workers=2)
     for name, run in whole.items():
         assert json.loads((tmp_path / "runs" / name / "record.json").read_text())["results"] == results_of(run)
     assert reproduce(["report", *TABLE8, "--results_path", str(tmp_path)]) == 0

@@ -66,7 +66,5 @@ def comparison_line(record: dict[str, Any], repeated: dict[str, Any] | None) -> 
 
 
 def summary(record: dict[str, Any]) -> str:
-    """Return accuracies, date and conditions of a record; the conditions in turn if the run was resumed."""
     accuracies = ", ".join(f"{setting} {result['metrics']['faa']}" for setting, result in record["results"].items())
-    texts = (f"{each['device']}, {each['num_threads']} threads, torch {each['torch']}" for each in record["conditions"])
-    return f"{accuracies} {provenance_text(record)} ({', then '.join(dict.fromkeys(texts))})"
+    return f"{accuracies} {provenance_text(record)}"

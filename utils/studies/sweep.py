@@ -92,16 +92,19 @@ def sweep(wanted: list[Run], runs: Runs, engine: Engine, *, retries: int, displa
 
     The first SIGINT or SIGTERM stops all runs after a checkpoint; a second SIGINT ends the process without waiting.
     """
-    return Sweep(wanted, runs, engine, retries, display).run()
+    return Sweep(runs, engine, retries, display, {run.name: run for run in wanted}).run()
 
 
+@dataclass
 class Sweep:
-    def __init__(self, wanted: list[Run], runs: Runs, engine: Engine, retries: int, display: Display):
-        self.runs, self.engine, self.retries, self.display = runs, engine, retries, display
-        self.waiting = {run.name: run for run in wanted}
-        self.running: dict[str, Run] = {}
-        self.attempts: Counter[str] = Counter()
-        self.outcome = Outcome()
+    runs: Runs
+    engine: Engine
+    retries: int
+    display: Display
+    waiting: dict[str, Run]
+    running: dict[str, Run] = field(default_factory=dict)
+    attempts: Counter[str] = field(default_factory=Counter)
+    outcome: Outcome = field(default_factory=Outcome)
 
     def run(self) -> Outcome:
         with Signals() as signals, signals.held():

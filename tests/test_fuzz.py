@@ -138,6 +138,9 @@ MLP = ["--model", "er", "--dataset", "seq-digits", "--backbone", "mlp"]
 FOLDER = ["--model", "sgd", "--dataset", "seq-folder", "--backbone", "mlp", "--n_tasks", "2"]
 FORMER_TRACEBACKS = [
     [*DIGITS, "--list=models"],
+    [*DIGITS, "--device=--"],
+    [*DIGITS, "--notes", "\udcff"],
+    [*DIGITS, "--notes", "a\0b"],
     ["-hh"],
     [*DIGITS, "--batch_size", "1" + "0" * 400],
     [*DIGITS, "--n_epochs", "9" * 4300],

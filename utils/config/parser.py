@@ -41,6 +41,11 @@ ONE_TIME_FLAGS = ("rerun", "accept_changed_code", "dry_run", "eval_only")
 
 def parse(argv: Sequence[str]) -> dict[str, Any]:
     """Return the explicit flags of a command, and those of its `--config` file that the command does not give."""
+    for word in argv:
+        if "\0" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UsageError(f"{word[:80]!r} is not valid text")
+        if word.endswith("=--"):  # argparse would read it as an empty list
+            raise UsageError(f"{word!r} has no value")
     path = early_arguments(argv).config
     values, from_record = ({}, False) if path is None else _read(path)
     more = values.pop("plugins", [])

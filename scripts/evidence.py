@@ -21,10 +21,10 @@ from utils.errors import UsageError
 from utils.figures.catalogue import FIGURES
 from utils.figures.style import save
 from utils.run.records import read_record
-from utils.studies.claims import CLAIMS, FAILS, HOLDS, NO_RUNS, OPEN, Verdict, judge
-from utils.studies.compare import Paired, records_by_seed
+from utils.studies.claims import CLAIMS, HOLDS, NO_RUNS, OPEN, Verdict, judge
+from utils.studies.compare import Paired, records_by_seed, values_by_seed
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
-from utils.studies.plans import PLANS, Experiment, Plan
+from utils.studies.plans import PLANS, Comparison, Experiment, Plan
 from utils.studies.presets import NARROW
 from utils.studies.render import environment
 from utils.studies.results import Result, Table, tabulate
@@ -84,32 +84,44 @@ def number(result: Result | None) -> str:
     return f"{result.mean:.1f}{spread} (n = {result.n}{paper})"
 
 
-def reason(verdict: Verdict) -> str:
-    if verdict.paired.n < 2:
-        return "one seed" if verdict.paired.n else "no seed in common"
-    if verdict.refuting and not verdict.paired.is_below:
-        return f"not in {'; '.join(verdict.refuting)}"
-    if verdict.paired.is_above and verdict.against:
-        against = [f"{numbers(cell)} in {name}" for name, cell in verdict.against.items()]
-        return f"{numbers(verdict.paired)}, but {'; '.join(against)}"
-    return numbers(verdict.paired)
-
-
 # --- README and page --------------------------------------------------------------------------------------------------
 
 
 def render(template: str, selection: Selection, **values: Any) -> str:
     env = environment()
-    env.filters |= {
+    filters: dict[str, Any] = {
         "fill": lambda text: textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False),
         "hours": lambda records: f"{sum(record['wall_seconds'] for record in records) / 3600:.1f}",
-        "difference": difference, "interval": interval, "numbers": numbers, "reason": reason,
+        "difference": difference, "interval": interval, "numbers": numbers,
     }  # fmt: skip
+    env.filters |= filters
     return env.get_template(template).render(records=finished(selection), **values).rstrip("\n") + "\n"
 
 
 def readme_part(selection: Selection) -> str:
-    """Return README's section. Its verdicts are those of the exploratory seeds (docs/protocol.md)."""
+    """Return README's section."""
+    exploratory = replace(selection, seeds=EXPLORATORY_SEEDS)
+    counts = Counter(judge(claim, exploratory).verdict for claim in CLAIMS.values())
+    return render("evidence_readme.md.j2", selection, counts=counts, controls=mnist_controls(selection))
+
+
+def mnist_controls(selection: Selection) -> dict[str, list[tuple[str, Paired]]]:
+    """Return, by method, the differences on Permuted MNIST that tell the norm from the forward pass."""
+    selection = replace(selection, seeds=CONFIRMATORY_SEEDS)
+    cells = {cell.row: cell for cell in CONFIRM["confirm-mnist"].cells(NARROW)}
+    arms = (("AdaB²N", "BN, separate"), ("BN, joint", "BN, separate"), ("AdaB²N", "BN, joint"))
+    controls: dict[str, list[tuple[str, Paired]]] = {}
+    for method in ("ER", "DER++"):
+        for arm, baseline in arms:
+            ours, theirs = (cells[f"{method} w/ {name}"] for name in (arm.replace("AdaB²N", "AdaB²N, joint"), baseline))
+            comparison = Comparison(((1, ours.experiment), (-1, theirs.experiment)), ours.metric)
+            paired = Paired(tuple(values_by_seed(comparison, selection).values()))
+            controls.setdefault(method, []).append((f"{arm} − {baseline}".replace(",", ""), paired))
+    return controls
+
+
+def statements(selection: Selection) -> dict[str, Any]:
+    """Return the table of all statements, by the exploratory seeds (docs/protocol.md)."""
     selection = replace(selection, seeds=EXPLORATORY_SEEDS)
     verdicts = [judge(claim, selection) for claim in CLAIMS.values()]
     judged = []
@@ -117,12 +129,8 @@ def readme_part(selection: Selection) -> str:
         experiments = {experiment for comparison in verdict.comparisons for experiment in comparison.experiments}
         records = [record for e in experiments for record in records_by_seed(e, selection).values()]
         judged.append((verdict, plan_of(experiments), records))
-    return render(
-        "evidence_readme.md.j2", selection, docs="docs/", judged=judged,
-        counts=Counter(verdict.verdict for verdict in verdicts),
-        verdicts={kind: [v for v in verdicts if v.verdict == kind] for kind in (FAILS, OPEN, NO_RUNS)},
-        outside=[verdict for verdict in verdicts if is_outside(verdict.paper, verdict.paired)],
-    )  # fmt: skip
+    outside = [verdict for verdict in verdicts if is_outside(verdict.paper, verdict.paired)]
+    return {"judged": judged, "outside": outside, "missing": [v for v in verdicts if v.verdict == NO_RUNS]}
 
 
 def plan_of(experiments: set[Experiment]) -> str:
@@ -148,14 +156,14 @@ def page(selection: Selection) -> str:
     records = [read_record(path) for path in sorted(selection.runs.measured.glob("*/record.json"))]
     verdicts = {id: judge(claim, exploratory) for id, claim in CLAIMS.items()}
     return render(
-        "evidence_page.md.j2", selection, docs="",
+        "evidence_page.md.j2", selection, **statements(selection),
         choices=[(question, answer(verdicts[id], *answers), verdicts[id])
                  for id, (question, *answers) in QUESTIONS.items() if verdicts[id].verdict != NO_RUNS],
         readings=[pair for id in ("table2", "table3") if (pair := readings(id, exploratory))],
         verdicts_by_seeds={
             "Confirmatory seeds, 3 to 9: every cell of every statement":
                 [verdict for claim in CLAIMS.values() if (verdict := judge(claim, confirmatory)).started],
-            "Exploratory seeds, 0 to 2: every cell behind README's table":
+            "Exploratory seeds, 0 to 2: every cell of every statement":
                 [verdict for verdict in verdicts.values() if verdict.started],
         },
         tables=[(table, text) for table in tables if (text := finished_part(table))],

@@ -1,9 +1,13 @@
-"""The README's commands and examples, as a new user finds them."""
+"""The commands and examples of README and the pages beside it, as a new user finds them."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/runs.md", "docs/fidelity.md", "docs/reproduce.md", "docs/gpu.md", "docs/extend.md")
+GUIDE = "\n".join((ROOT / page).read_text() for page in PAGES)
 PROGRAMS = ("make", "python", "python3", "pip")
 SKIPPED = r"make test$|python3 -m venv|pip install"  # takes minutes, or sets up an environment that is there
 ADDED = {  # flags for commands with this beginning that need data or GPUs, or take long
@@ -19,7 +23,7 @@ ADDED = {  # flags for commands with this beginning that need data or GPUs, or t
 
 
 def commands(text: str) -> list[str]:
-    """Return the commands among a README's indented lines outside Python code, in their order, with added flags."""
+    """Return the commands among the indented lines outside Python code, in their order, with added flags."""
     text = re.sub(r"```python\n.*?```", "", text, flags=re.DOTALL)
     lines = [line.partition("  #")[0].strip() for line in re.findall(r"^    (\S.*)$", text, flags=re.MULTILINE)]
     lines = [line for line in lines if line.split()[0] in PROGRAMS and not re.match(SKIPPED, line)]
@@ -28,5 +32,5 @@ def commands(text: str) -> list[str]:
 
 
 def examples(text: str) -> dict[str, str]:
-    """Return the README's plug-in files by path."""
+    """Return the guide's plug-in files by path."""
     return dict(re.findall(r"```python\n# (mine/\S+\.py)\n(.*?)```", text, flags=re.DOTALL))

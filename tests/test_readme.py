@@ -1,26 +1,23 @@
-"""The README's examples of a norm, a method, data sets and a backbone of one's own run as they stand."""
+"""The guide's examples of a norm, a method, data sets and a backbone of one's own run as they stand."""
 
 import os
 import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.readme import ADDED, commands, examples
+from tests.readme import ADDED, GUIDE, ROOT, commands, examples
 
-ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
 EXAMPLES = ["--norm rms", "--model lwf", "--dataset seq-stripes", "--dataset rot-digits", "--backbone convnet"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where a user stands: beside a folder with the README's files."""
+    """Where a user stands: beside a folder with the guide's files."""
     here = tmp_path_factory.mktemp("here")
-    files = examples(README)
+    files = examples(GUIDE)
     assert len(files) == len(EXAMPLES)
     (here / "mine").mkdir()
     for name, text in files.items():
@@ -29,8 +26,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_example_of_the_readme_runs(folder, example):
-    (line,) = re.findall(rf"^    python main.py (--plugins mine .*{example}\b.*)$", README, flags=re.MULTILINE)
+def test_example_of_the_guide_runs(folder, example):
+    (line,) = re.findall(rf"^    python main.py (--plugins mine .*{example}\b.*)$", GUIDE, flags=re.MULTILINE)
     words = [*shlex.split(line, comments=True), "--num_threads", "1", "--results_path", "out"]
     words += [] if "stripes" in example else ["--debug_mode"]
     done = subprocess.run([sys.executable, str(ROOT / "main.py"), *words], cwd=folder, capture_output=True, text=True)
@@ -39,8 +36,8 @@ def test_example_of_the_readme_runs(folder, example):
         assert float(re.search(r"\(FAA\)\s+([\d.]+)", done.stdout)[1]) > 90
 
 
-def test_a_plugin_norm_of_the_readme_reaches_a_sweep(folder):
-    (line,) = [line.split("#")[0] for line in README.splitlines() if "--plugins mine --also rms" in line]
+def test_a_plugin_norm_of_the_guide_reaches_a_sweep(folder):
+    (line,) = [line.split("#")[0] for line in GUIDE.splitlines() if "--plugins mine --also rms" in line]
     words = [sys.executable, *shlex.split(line)[1:], "--dry-run", "--results_path", "out"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
@@ -50,10 +47,10 @@ def test_a_plugin_norm_of_the_readme_reaches_a_sweep(folder):
     assert all(f"--plugins {folder / 'mine'}" in row for row in rows)
 
 
-def test_every_switch_of_the_code_is_in_the_readme():
+def test_every_switch_of_the_code_is_in_the_docs():
     from utils.config.parser import switches
 
-    section = README.split("## Where the paper")[1].split("## Find your way")[0]
+    section = (ROOT / "docs/fidelity.md").read_text()
     for flag, official, paper, *_ in switches():
         row = next(line for line in section.splitlines() if line.startswith(f"| `{flag}`"))
         assert official in row.split("|")[2]
@@ -70,13 +67,13 @@ def test_results_as_data(tmp_path, monkeypatch, capsys):
         *("--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--debug_mode")
     )
     monkeypatch.chdir(tmp_path)
-    (lines,) = re.findall(r"```python\n(from utils.results import load\n.*?)```", README, flags=re.DOTALL)
+    (lines,) = re.findall(r"```python\n(from utils.results import load\n.*?)```", GUIDE, flags=re.DOTALL)
     exec(lines, {})
     faa = ended.record["results"]["class_il"]["metrics"]["faa"]
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split() == ["norm", "adab2n"]
     assert float(printed[-1].removeprefix("er")) == pytest.approx(faa)
-    commands = [line for line in README.splitlines() if line.startswith("    python -m scripts.results")]
+    commands = [line for line in GUIDE.splitlines() if line.startswith("    python -m scripts.results")]
     assert len(commands) == 3
     for command in commands:
         assert main(shlex.split(command, comments=True)[3:]) == 0
@@ -97,8 +94,8 @@ def test_the_page_on_mammoth_names_flags_that_there_are():
     assert named - known == set()
 
 
-def test_commands_of_the_readme_are_found_in_its_order():
-    lines = commands(README)
+def test_commands_of_the_guide_are_found_in_its_order():
+    lines = commands(GUIDE)
     assert lines[0] == "make run"
     for start in ADDED:
         assert any(line.startswith(start) for line in lines), f"no command begins with {start}"

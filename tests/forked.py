@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ def run(command):
     for stream, file in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(Path(command["folder"], file), os.O_WRONLY | os.O_CREAT), stream)
     os.chdir(command["cwd"])
+    os.environ.update(command["env"])
     sys.argv = ["main.py", *command["words"]]
     try:
         import main
@@ -55,6 +56,7 @@ for command in json.loads(Path(sys.argv[1]).read_text()):
 class Command:
     words: Sequence[str]
     cwd: Path = ROOT
+    env: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def forked(folder: Path, commands: Sequence[Command], *, before: str = WARM) -> 
     for number, command in enumerate(commands):
         place = folder / f"command-{number}"
         place.mkdir(parents=True)
-        described.append({"words": [*command.words], "cwd": str(command.cwd), "folder": str(place)})
+        described.append({"words": [*command.words], "cwd": str(command.cwd), "folder": str(place), "env": command.env})
     (folder / "commands.json").write_text(json.dumps(described))
     before = f"import sys; sys.path[0] = {str(ROOT)!r}\n{before}"
     words = [sys.executable, "-c", SERVER, str(folder / "commands.json"), before]

@@ -18,7 +18,8 @@ from utils.step import Batch, Normalization
 class ForwardPass:
     """One training forward pass. After it, `report` says what the layers did."""
 
-    report = Normalization()
+    def __init__(self) -> None:
+        self.report = Normalization()  # of this pass alone: passes are told apart by their reports
 
 
 class SharedNormState(nn.Module):

@@ -42,7 +42,7 @@ def test_an_exploratory_seed_is_not_counted_as_confirmatory(selection):
 def test_the_page_keeps_exploratory_seeds_out_of_the_confirmatory_section():
     page = evidence.page(evidence.evidence())
     confirmatory = page.split("## Confirmatory seeds")[1].split("\n## ")[0]
-    exploratory = evidence.evidence(seeds=EXPLORATORY_SEEDS)
+    exploratory = replace(evidence.evidence(), seeds=EXPLORATORY_SEEDS)
     for claim in CLAIMS.values():
         for cell in judge(claim, exploratory).started.values():
             assert f"| {evidence.difference(cell.mean)} | {evidence.interval(cell)} |" not in confirmatory

@@ -62,7 +62,8 @@ class RunFolder:
     def finished_record(self) -> dict[str, Any] | None:
         """Return the record if the run is finished and the record can be trusted."""
         try:
-            record = read_record(self.record_path)
+            with file_errors("read", self.record_path, "set --results_path"):
+                record = read_record(self.record_path)
             if record is not None and record["identity"] != self.identity:
                 raise BadRecord("it is of another run")
         except BadRecord as error:

@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(help_text(words), end="")
             return 0
         return run(parse(words))
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        return 0
     except tuple(EXIT_CODES) as error:
         return complain(error)
     except KeyboardInterrupt as error:

@@ -1,19 +1,19 @@
 """AdaB²N: Adaptive Balance of Batch Normalization (NeurIPS 2023), the whole algorithm of Section 4.
 
-A batch of continual learning mixes current and replayed samples, N_t of every task t. BatchNorm weighs them all alike,
-so the current task dominates its statistics. AdaB²N changes three things:
+A batch of continual learning mixes current and replayed samples, N_t of every task t, N in all. BatchNorm weighs them
+all alike, so the current task dominates its statistics. AdaB²N changes three things:
 
 1. Training (Eq. 14). The batch statistics weigh the tasks by p_t = (phi_t + N_t) / (sum phi + N), where phi = exp(psi)
-   and psi is one learnable number per layer and task. A sample of task t has the weight w_n = p_t / N_t:
+   is a learnable pseudo-count, one per layer and task. A sample of task t has the weight w_n = p_t / N_t:
 
        mu = sum_n w_n mean_hw(a_n)        sigma2 = sum_n w_n mean_hw((a_n - mu)^2)
 
 2. Regularization (Eq. 15). A penalty, added to the loss with the weight lambda, keeps the batch statistics close to
    the running ones.
-3. Testing (Eq. 17). The running statistics move with a momentum eta_i between the exponential moving average of
+3. Running statistics, which are used at test time (Eq. 17). They move with a momentum eta_i between the exponential moving average of
    BatchNorm (kappa = 1) and the cumulative average (kappa = 0).
 
-Where the paper and its released code differ, an option chooses, and its default follows the released code.
+Where the paper and its released code differ in this, an option chooses, and its default follows the released code.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def task_weights(psi: Tensor, counts: Tensor, absent_tasks: str = "counted") -> 
     """Return the weight of every task in the batch statistics (Eq. 14).
 
     Args:
-        psi: (tasks,) or (tasks, layers), the learnable log-concentrations.
+        psi: (tasks,) logarithms of the pseudo-counts, or (tasks, layers) for several layers at once.
         counts: (tasks,) samples of every task in the batch.
         absent_tasks: Whether tasks without a sample are "counted" in the normalizer, so that the weights of the
-            others sum to less than 1 (the released code), or "ignored" (the paper).
+            others sum to less than 1 (the released code), or "ignored" (the paper). Their own entries are not used.
     """
     counts = counts.view(-1, *[1] * (psi.dim() - 1))
-    concentrations = psi.exp() + counts
-    counted = concentrations if absent_tasks == "counted" else concentrations * (counts > 0)
-    return concentrations / counted.sum(0)
+    totals = psi.exp() + counts
+    normalizer = totals if absent_tasks == "counted" else totals * (counts > 0)
+    return totals / normalizer.sum(0)
 
 
 def momentum_of_batch(i: Tensor, eta: float, kappa: float) -> Tensor:
@@ -69,17 +69,18 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
     """AdaB²N in place of BatchNorm, with BatchNorm's parameters and buffers, and `psi`.
 
     `with tasks(ids):` around a training forward pass says which task every sample belongs to; without it, the layer
-    uses plain batch statistics. In eval mode it is BatchNorm. The running variance is biased.
+    uses plain batch statistics. In eval mode it is BatchNorm. The running variance averages biased batch variances.
 
     Args:
         num_features: Number of channels.
         eps: Added to the variance.
         eta: Momentum of the exponential moving average, BatchNorm's `momentum`.
         affine: Whether there is a learnable scale and shift.
-        kappa: Between the cumulative average (0) and the exponential moving average (1).
+        kappa: Interpolates the momentum between the cumulative average (0) and the exponential moving average (1).
         absent_tasks: See `task_weights`.
         penalty_norm: See `distance_to_running`.
-        eta_start: Momentum of the first batch: "eta0" (the released code) or "eta1" (the paper).
+        eta_start: Which element of the momentum sequence the first batch has: "eta0" (the released code) or "eta1"
+            (the paper).
 
     Example:
         >>> layer = AdaB2N2d(3)
@@ -111,13 +112,15 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
         _check_choice("absent_tasks", absent_tasks, "counted", "ignored")
         _check_choice("penalty_norm", penalty_norm, "mean", "sum")
         _check_choice("eta_start", eta_start, "eta0", "eta1")
+        if not 0 <= kappa <= 1:
+            raise ValueError(f"kappa must be from 0 to 1 (got {kappa})")
         self.eta, self.kappa = eta, kappa
         self.absent_tasks, self.penalty_norm, self.eta_start = absent_tasks, penalty_norm, eta_start
         self.psi = nn.ParameterList()  # one number per task seen
-        self.n_returned = 0  # of these, by `new_parameters`
+        self.n_returned = 0  # how many of them `new_parameters(model)` has returned
         self.task_weights: Tensor | None = None  # p_t of the last batch
         self.sample_weights: Tensor | None = None  # w_n of the present batch; None: plain batch statistics
-        self.last: dict[str, Tensor] = {}  # mu and sigma2 of the last training forward pass
+        self.last_statistics: dict[str, Tensor] = {}  # mu and sigma2 of the last training forward pass
         _layers.add(self)
 
     def forward(self, a: Tensor) -> Tensor:
@@ -141,7 +144,7 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
             self.running_mean.lerp_(mu.to(momentum.dtype), momentum)
             self.running_var.lerp_(sigma2.to(momentum.dtype), momentum)
             self.num_batches_tracked.add_(1)
-        self.last["mu"], self.last["sigma2"] = mu, sigma2
+        self.last_statistics["mu"], self.last_statistics["sigma2"] = mu, sigma2
         return out
 
     def penalty(self) -> Tensor:
@@ -149,12 +152,12 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
 
         The running statistics are those after that batch's update, so call it before the next forward pass.
         """
-        if not self.last:
+        if not self.last_statistics:
             raise ValueError("there is no penalty before the first forward pass in training mode")
-        of_mean = distance_to_running(self.last["mu"], self.running_mean, self.penalty_norm)
-        return of_mean + distance_to_running(self.last["sigma2"], self.running_var, self.penalty_norm)
+        of_mean = distance_to_running(self.last_statistics["mu"], self.running_mean, self.penalty_norm)
+        return of_mean + distance_to_running(self.last_statistics["sigma2"], self.running_var, self.penalty_norm)
 
-    def weigh(self, batch: TaskIds) -> None:
+    def set_tasks(self, batch: TaskIds) -> None:
         """Set the weights w_n = p_t / N_t of a batch. A task that is new gets psi = 0."""
         self.grow(batch.n_tasks)
         psi = torch.stack(list(self.psi))
@@ -163,11 +166,11 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
         self.task_weights = task_weights(psi, counts.to(psi.dtype), self.absent_tasks)
         self.sample_weights = (self.task_weights / counts.clamp(min=1)).to(compute_dtype(psi))[ids]
 
-    def clear(self) -> None:
+    def clear_tasks(self) -> None:
         self.sample_weights = None
 
     def grow(self, n_tasks: int) -> None:
-        """Add psi = 0 up to so many tasks. `new_parameters` returns what the optimizer lacks then."""
+        """Have one psi per task, 0 at first. `new_parameters` returns those that the optimizer lacks."""
         while len(self.psi) < n_tasks:
             self.psi.append(nn.Parameter(self.running_mean.new_zeros(())))
 
@@ -179,9 +182,12 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
         if a.dim() < 2:
             raise ValueError(f"expected at least 2 dimensions (got {a.dim()})")
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, kappa={self.kappa}"
+
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles start without the results of the last forward pass, which belong to its graph."""
-        return self.__dict__ | {"task_weights": None, "sample_weights": None, "last": {}}
+        return self.__dict__ | {"task_weights": None, "sample_weights": None, "last_statistics": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -208,7 +214,7 @@ class AdaB2N3d(AdaB2N):
 
 # --- which task every sample belongs to -------------------------------------------------------------------------------
 
-_layers: WeakSet[Any] = WeakSet()  # all layers that `tasks` has to tell
+_layers: WeakSet[Any] = WeakSet()  # all layers of the process, which `tasks` informs
 
 
 class TaskIds:
@@ -235,25 +241,26 @@ class TaskIds:
 
 @contextmanager
 def tasks(ids: Any, replayed: Any = None) -> Iterator[None]:
-    """Say which task every sample of the training forward pass within belongs to.
+    """Set the task of every sample for the training forward pass within.
 
-    Task weights are computed on entering, outside a compiled forward pass. Enter it once per forward pass, with the
-    model in training mode. New ids get psi = 0: see `new_parameters`.
+    Task weights are computed on entering, outside a compiled forward pass. Enter it once per forward pass. It
+    informs all layers of the process that are in training mode: put other models, such as teachers, into eval mode. New
+    ids get psi = 0, see `new_parameters`.
 
     Args:
         ids: (N,) integers from 0 on, a tensor or a list.
-        replayed: (N,) booleans: the samples from the memory, which `TBBN` treats differently. By default, those of
+        replayed: (N,) booleans: the samples from the memory, which `TBBN` treats differently (tbbn.py). By default, those of
             tasks before the newest one in the batch.
     """
     batch = TaskIds(ids, replayed)
     layers = [layer for layer in _layers if layer.training]
     for layer in layers:
-        layer.weigh(batch)
+        layer.set_tasks(batch)
     try:
         yield
     finally:
         for layer in layers:
-            layer.clear()
+            layer.clear_tasks()
 
 
 def _check_choice(name: str, value: str, *choices: str) -> None:

@@ -48,7 +48,10 @@ def convert(model: Model, norm: str, **options: Any) -> Model:
                 setattr(module, name, new)
         return module
 
-    return visit(model)  # type: ignore[return-value]
+    converted = visit(model)
+    if not replaced:
+        raise ValueError("the model has no BatchNorm layer")
+    return converted  # type: ignore[return-value]
 
 
 def _replacement(layer: _BatchNorm, norm: str, options: dict[str, Any]) -> nn.Module:

@@ -49,7 +49,7 @@ class TBBN(nn.modules.batchnorm._BatchNorm):
         self.splits = 1
         _layers.add(self)
 
-    def weigh(self, batch: TaskIds) -> None:
+    def set_tasks(self, batch: TaskIds) -> None:
         """Set the splits of a batch."""
         current, replayed = (~batch.replayed).nonzero().squeeze(1), batch.replayed.nonzero().squeeze(1)
         self.set_splits(current, replayed, batch.n_tasks - 1)
@@ -61,7 +61,7 @@ class TBBN(nn.modules.batchnorm._BatchNorm):
             device = self.running_mean.device
             self.current, self.replayed = current.to(device), replayed.to(device)
 
-    def clear(self) -> None:
+    def clear_tasks(self) -> None:
         self.current = self.replayed = None
 
     def forward(self, a: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 OTHER_COMMANDS = ("list", "check_data", "dry_run", "eval_only", "help")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """Finished runs that differ in their seeds.
 
@@ -36,6 +36,9 @@ class Result:
 
     records: list[dict[str, Any]]
     folders: list[Path]
+
+    def __repr__(self) -> str:
+        return f"{len(self.records)} finished runs\n{self.metrics}"
 
     @property
     def record(self) -> dict[str, Any]:
@@ -95,7 +98,7 @@ def run(**flags: Any) -> Result:
 
     Args:
         flags: The flags of `main.py` without their dashes: `model="derpp"`, `debug_mode=True`, `seed=1`. `seeds` is a
-            list, text such as "0-4", or a number: so many seeds from 0 on.
+            list, text such as "0-4", or a number n for the seeds 0 to n - 1.
 
     Returns:
         The records as tables.

@@ -12,8 +12,9 @@ UNTRAINED = [12.0, 8.0, 15.0]
 
 def test_published_forgetting_is_never_negative():
     improving = [[10.0, 5.0, None], [20.0, 30.0, 5.0], [40.0, 50.0, 60.0]]
-    assert metrics.forgetting(improving) == pytest.approx((-20 - 20) / 2)
-    assert metrics.forgetting_as_published(improving) == 0
+    summary = metrics.summary(improving, None)
+    assert summary["forgetting"] == pytest.approx((-20 - 20) / 2)
+    assert summary["forgetting_as_published"] == 0
 
 
 def test_measures_of_a_whole_run():
@@ -21,8 +22,8 @@ def test_measures_of_a_whole_run():
     points = [[[30.0], [50.0], [90.0]], [[20.0, 40.0], [60.0, 80.0]]]
     summary = metrics.summary([[90.0, 10.0], [60.0, 80.0]], None, points)
     assert summary["aaa"] == pytest.approx((30 + 50 + 90 + 30 + 70) / 5)
-    assert metrics.minimum_accuracy(points) == 20.0  # not 30: that was before the first task's end
-    assert metrics.worst_case_accuracy(points) == pytest.approx(80 / 2 + 20 / 2)
+    assert summary["min_acc"] == 20.0  # not 30: that was before the first task's end
+    assert summary["wc_acc"] == pytest.approx(80 / 2 + 20 / 2)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +51,7 @@ class Observer:
 
 
 class Progress(Observer):
-    """Loss, task, speed and time left on standard error: a bar in a terminal, otherwise lines.
-
-    A line is printed at the end of every task, and in between every `seconds`.
-    """
+    """Loss, task, speed and time left: a bar in a terminal, otherwise a line per task and every `seconds`."""
 
     line_format = "step {n_fmt}/{total_fmt}, {rate_noinv_fmt}, {remaining} left"
     bar: Any = None
@@ -114,8 +109,7 @@ class JsonLines(Observer):
         return {"position": self.position, "seconds": time.monotonic() - self.started}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = state["position"]
-        self.started = time.monotonic() - state["seconds"]
+        self.position, self.started = state["position"], time.monotonic() - state["seconds"]
 
     def on_log(self, event: Event) -> None:
         self._write("log", event)
@@ -136,34 +130,30 @@ class ExternalLogger(Observer):
     def send(self, values: dict[str, float], step: int) -> None:
         raise NotImplementedError
 
-    @contextmanager
-    def _errors_as_warning(self) -> Iterator[None]:
-        """Print one warning for the first error."""
+    def attempt(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """Call a function of the viewer; only the first error prints a warning."""
         try:
-            yield
+            return call(*arguments, **keywords)
         except Exception as error:
             if not self.has_failed:
-                log.warning(f"{self.title}: {_one_line(error)}; the run goes on without it, its log is complete")
+                log.warning(f"{self.title}: {_one_line(error)}; the run goes on, and its own log is complete")
             self.has_failed = True
-
-    def _send(self, values: dict[str, float], step: int) -> None:
-        if not self.has_failed:
-            with self._errors_as_warning():
-                self.send(values, step)
 
     def on_log(self, event: Event) -> None:
         values = {name: event[name] for name in ("loss", "task", "lr") if event[name] is not None}
-        self._send(values | {f"loss/{name}": value for name, value in event["terms"].items()}, event["step"])
+        values |= {f"loss/{name}": value for name, value in event["terms"].items()}
+        self.attempt(self.send, values, event["step"])
 
     def on_mid_task_eval(self, event: Event) -> None:
-        self._send({f"{setting}/while_training": mean for setting, mean in event["mean"].items()}, event["step"])
+        values = {f"{setting}/while_training": mean for setting, mean in event["mean"].items()}
+        self.attempt(self.send, values, event["step"])
 
     def on_evaluation(self, event: Event) -> None:
         values = {"task": event["task"]}
         for setting, row in event["accuracy"].items():
             values |= {f"{setting}/task_{j + 1}": value for j, value in enumerate(row)}
             values[f"{setting}/mean"] = event["mean"][setting]
-        self._send(values, event["step"])
+        self.attempt(self.send, values, event["step"])
 
 
 class TensorBoardRun(ExternalLogger):
@@ -179,8 +169,7 @@ class TensorBoardRun(ExternalLogger):
     def on_start(self, total_steps: int, done_steps: int) -> None:
         if not done_steps:
             shutil.rmtree(self.folder, ignore_errors=True)  # of an earlier attempt
-        with self._errors_as_warning():
-            self.writer = self.module.SummaryWriter(os.fspath(self.folder), purge_step=done_steps + 1)
+        self.writer = self.attempt(self.module.SummaryWriter, str(self.folder), purge_step=done_steps + 1)
 
     def send(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
@@ -188,8 +177,7 @@ class TensorBoardRun(ExternalLogger):
 
     def on_stop(self) -> None:
         if self.writer:
-            with self._errors_as_warning():
-                self.writer.close()
+            self.attempt(self.writer.close)
 
 
 class WandbRun(ExternalLogger):
@@ -210,37 +198,27 @@ class WandbRun(ExternalLogger):
         self.id = state.get("id", self.id)
 
     def on_start(self, total_steps: int, done_steps: int) -> None:
+        page = {"project": self.config["wandb_project"], "entity": self.config["wandb_entity"], "id": self.id}
+        about = {"name": self.folder.name, "notes": self.config["notes"], "config": self.config}
         try:
-            self.run = self.wandb.init(
-                project=self.config["wandb_project"],
-                entity=self.config["wandb_entity"],
-                id=self.id,
-                name=self.folder.name,
-                notes=self.config["notes"],
-                config=self.config,
-                dir=os.fspath(self.folder),
-                resume="allow",
-            )
+            self.run = self.wandb.init(**page, **about, dir=str(self.folder), resume="allow")
         except Exception as error:  # of wandb, its settings or the system
-            raise UsageError(
-                f"--wandb_project: Weights & Biases does not start ({_one_line(error)}); log in with `wandb login`, "
-                "set WANDB_MODE=offline, or remove the flag"
-            ) from error
+            advice = "log in with `wandb login`, set WANDB_MODE=offline, or remove the flag"
+            raise UsageError(f"--wandb_project: {self.title} does not start ({_one_line(error)}); {advice}") from error
 
     def send(self, values: dict[str, float], step: int) -> None:
         if step >= self.run.step:
             self.run.log(values, step=step)
 
     def on_end(self, record: Event) -> None:
-        with self._errors_as_warning():
-            for setting, result in record.get("results", {}).items():
-                self.run.summary.update({f"{setting}/{name}": value for name, value in result["metrics"].items()})
-            self.run.finish(exit_code=0 if record["status"] == "finished" else 1)
+        for setting, result in record.get("results", {}).items():
+            summary = {f"{setting}/{name}": value for name, value in result["metrics"].items()}
+            self.attempt(self.run.summary.update, summary)
+        self.attempt(self.run.finish, exit_code=0 if record["status"] == "finished" else 1)
 
     def on_stop(self) -> None:
         if self.run:
-            with self._errors_as_warning():
-                self.run.finish(exit_code=1)
+            self.attempt(self.run.finish, exit_code=1)
 
 
 def _one_line(error: Exception) -> str:

@@ -28,21 +28,18 @@ if TYPE_CHECKING:
     from utils.run.observers import Observer
 
 DEBUG_BATCHES = 3
+PLAIN_STATE = ("untrained", "rows", "points", "late", "loss_steps", "unlogged")  # saved as they are
 
 
 @dataclass
 class Cursor:
-    """The position in the run: the batch to train on next.
-
-    `step` counts the batches so far, whatever the number of their iterations. `ended` says that the method's `end_task`
-    is over.
-    """
+    """The position in the run: the batch to train on next."""
 
     task: int = 0
     epoch: int = 0
     batch: int = 0
-    step: int = 0
-    ended: bool = False
+    step: int = 0  # the batches so far, whatever the number of their iterations
+    ended: bool = False  # whether the method's `end_task` is over
 
 
 def batches_per_epoch(config: Config, size: int) -> int:
@@ -81,7 +78,7 @@ class Training:
         self.conditions: list[dict[str, Any]] = []  # of the processes of this run
         self.untrained: dict[str, list[float]] = {}
         self.rows: dict[str, list[list[float]]] = {}
-        self.mid_task_evals: list[dict[str, Any]] = []
+        self.points: list[dict[str, Any]] = []  # evaluations while a task is trained
         self.late: dict[str, list[float]] = {}  # by setting, FAA at the late evaluations
         self.confusion: torch.Tensor | None = None  # at the end of the last task
         self.started, self.evaluation_seconds = time.monotonic(), 0.0  # a resumed run counts its earlier processes
@@ -150,7 +147,7 @@ class Training:
 
     def _train_epoch(self) -> bool:
         """Train on the rest of an epoch; return False if the task has no steps left."""
-        config, cursor, method = self.config, self.cursor, self.method
+        config, cursor, method, checkpoints = self.config, self.cursor, self.method, self.checkpoints
         extra = method.extra_task_samples(cursor.task)
         size = self.stream.train_sizes[cursor.task] + (len(extra) if extra else 0)
         per_epoch = batches_per_epoch(config, size)
@@ -158,9 +155,8 @@ class Training:
         if steps_left <= 0:
             return False
         lr = method.learning_rate(cursor.task, cursor.epoch)
-        if lr is not None:
-            for group in method.optimizer.param_groups:
-                group["lr"] = lr
+        for group in method.optimizer.param_groups if lr is not None else ():
+            group["lr"] = lr
         n_batches = min(per_epoch, steps_left)
         batches = self.stream.batches(cursor.task, cursor.epoch, cursor.batch, extra)
         for batch in islice(batches, n_batches - cursor.batch):
@@ -170,14 +166,13 @@ class Training:
             self.unlogged += 1
             if self.unlogged >= config.log_every or cursor.batch == n_batches:
                 self._log(lr)
-            at_end = cursor.batch == steps_left  # evaluated anyway
-            if config.eval_every and cursor.step % config.eval_every == 0 and not at_end:
+            remaining = steps_left - cursor.batch  # after the last step, all tasks are evaluated anyway
+            if config.eval_every and cursor.step % config.eval_every == 0 and remaining:
                 self._evaluate_mid_task(is_late=False)
-            in_last_task = cursor.task == len(self.stream.train_sizes) - 1
-            if in_last_task and is_late(steps_left - cursor.batch, config.late_evaluations):
+            if cursor.task == len(self.stream.train_sizes) - 1 and is_late(remaining, config.late_evaluations):
                 self._evaluate_mid_task(is_late=True)
             stop = self.signals.received is not None  # read once: a later signal waits for the next step
-            if self.checkpoints and (stop or self.checkpoints.due(cursor.step)):
+            if checkpoints and (stop or checkpoints.due(cursor.step)):
                 self._save()
             if stop:
                 self.signals.check()
@@ -223,19 +218,14 @@ class Training:
             "optimizer": method.optimizer.state_dict(),
             "method": method.state_dict(),
             "buffer": None if method.buffer is None else method.buffer.state_dict(),
-            "untrained": self.untrained,
-            "rows": self.rows,
-            "points": self.mid_task_evals,
-            "late": self.late,
             "late_evaluations": self.config.late_evaluations,
             "losses": self._check_losses().tolist(),
-            "loss_steps": self.loss_steps,
             "loss_terms": self.term_sums,
-            "unlogged": self.unlogged,
             "skipped_batches": method.runner.skipped_batches,
             "observers": {type(observer).__name__: observer.state_dict() for observer in self.observers},
             "training_seconds": self._training_seconds(),
             "wall_seconds": time.monotonic() - self.started,
+            **{name: getattr(self, name) for name in PLAIN_STATE},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -251,9 +241,8 @@ class Training:
         method.load_state_dict(state["method"])
         method.runner.skipped_batches = state["skipped_batches"]
         self.cursor = Cursor(**state["cursor"])
-        self.untrained, self.rows, self.late = state["untrained"], state["rows"], state["late"]
-        self.mid_task_evals = state["points"]
-        self.loss_steps, self.unlogged = state["loss_steps"], state["unlogged"]
+        for name in PLAIN_STATE:
+            setattr(self, name, state[name])
         device = next(method.net.parameters()).device
         self.losses = [*torch.tensor(state["losses"], dtype=torch.float64, device=device)]
         self.term_sums = {name: value.to(device) for name, value in state["loss_terms"].items()}
@@ -278,14 +267,9 @@ class Training:
         """Report the mean loss since the last line, and the mean of its terms, which add up to it."""
         losses = self._check_losses()
         means = (torch.stack([*self.term_sums.values()]) / len(losses)).tolist() if self.term_sums else []
-        event = {
-            "step": self.cursor.step,
-            "task": self.cursor.task,
-            "epoch": self.cursor.epoch,
-            "loss": float(losses.mean()) if len(losses) else None,
-            "terms": dict(zip(self.term_sums, means, strict=True)),
-            "lr": lr,
-        }
+        event = {name: getattr(self.cursor, name) for name in ("step", "task", "epoch")}
+        event["loss"] = float(losses.mean()) if len(losses) else None
+        event |= {"terms": dict(zip(self.term_sums, means, strict=True)), "lr": lr}
         self.losses, self.loss_steps, self.term_sums, self.unlogged = [], [], {}, 0
         self._notify("on_log", event)
 
@@ -317,7 +301,7 @@ class Training:
                 self.late.setdefault(setting, []).append(mean)
             return
         event = {"step": self.cursor.step, "task": self.cursor.task, "accuracy": results}
-        self.mid_task_evals.append(event)
+        self.points.append(event)
         self._notify("on_mid_task_eval", event | {"mean": means})
 
     def _outcome(self) -> dict[str, Any]:
@@ -327,18 +311,16 @@ class Training:
         last_rows = {setting: rows[-1] for setting, rows in self.rows.items()}
         embedding = embedding_accuracies(method, self.stream) if config.embedding_eval else {}
         statistics = final_statistics(method, self.stream, last_rows) if config.final_statistics else {}
-        joint, n_tasks = len(self.stream.train_sizes) == 1, self.stream.spec.n_tasks
         results: dict[str, dict[str, Any]] = {}
         for setting, rows in self.rows.items():
-            evals = [each | {"accuracy": each["accuracy"][setting]} for each in self.mid_task_evals]
-            points = [
-                [*(each["accuracy"] for each in evals if each["task"] == task), row if joint else row[: task + 1]]
-                for task, row in enumerate(rows)
-            ]
+            evals = [each | {"accuracy": each["accuracy"][setting]} for each in self.points]
+            ends = rows if len(self.stream.train_sizes) == 1 else [row[: task + 1] for task, row in enumerate(rows)]
+            points = [[*(each["accuracy"] for each in evals if each["task"] == task), end]
+                      for task, end in enumerate(ends)]  # fmt: skip
             untrained = self.untrained[setting]
             summary = metrics.summary(rows, untrained if method.scores_unseen_classes else None, points)
-            result: dict[str, Any] = {
-                "matrix": [[*row, *[None] * (n_tasks - len(row))] for row in rows],
+            results[setting] = result = {
+                "matrix": [[*row, *[None] * (self.stream.spec.n_tasks - len(row))] for row in rows],
                 "untrained": untrained,
                 "metrics": summary | embedding.get(setting, {}),
             }
@@ -350,7 +332,6 @@ class Training:
                 result["final_statistics"] = statistics[setting]
             if config.late_evaluations:
                 result["late_evaluations"] = late_summary([*self.late.get(setting, []), metrics.mean(rows[-1])])
-            results[setting] = result
         return {
             "results": results,
             "steps": self.cursor.step,

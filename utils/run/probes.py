@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -62,27 +63,23 @@ class Probe(Observer):
             self.fresh.append({"place": place} | {name: value.detach() for name, value in values.items()})
 
     def on_log(self, event: dict[str, Any]) -> None:
-        self._fetch()
-
-    def _fetch(self) -> None:
         for name in self.fresh[0] if self.fresh else ():
             values = torch.stack([row[name] for row in self.fresh]).cpu().numpy()
-            self.rows.setdefault(name, []).append(values.astype(np.int64 if name == "place" else np.float32))
+            values = values.astype(np.int64 if name == "place" else np.float32)
+            self.rows.setdefault(name, []).append(values)
         self.fresh = []
 
     def state_dict(self) -> dict[str, Any]:
-        self._fetch()
-        return {name: torch.from_numpy(np.concatenate(chunks)) for name, chunks in self.rows.items()}
+        self.on_log({})
+        return {name: torch.from_numpy(np.concatenate(parts)) for name, parts in self.rows.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rows = {name: [rows.numpy()] for name, rows in state.items()}
 
     def recording(self) -> dict[str, np.ndarray]:
-        self._fetch()
-        rows = {name: np.concatenate(chunks) for name, chunks in self.rows.items()}
-        place = rows.pop("place", np.empty((0, 2), np.int64))
-        layers = np.array([name for name, _ in self.layers])
-        return rows | {"step": place[:, 0], "task": place[:, 1], "layers": layers}
+        rows = {name: tensor.numpy() for name, tensor in Probe.state_dict(self).items()}
+        step, task = rows.pop("place", np.empty((0, 2), np.int64)).T
+        return rows | {"step": step, "task": task, "layers": np.array([name for name, _ in self.layers])}
 
 
 class Stability(Probe):
@@ -113,9 +110,7 @@ class Stability(Probe):
         """
         gradient = gradient.to(shifted.dtype).reshape(shifted.shape)
         product = torch.linalg.vecdot(shifted, gradient).double()  # (samples, scales), as the two below
-        a_squared, g_squared = (
-            torch.linalg.vector_norm(values, dim=-1).double().square() for values in (shifted, gradient)
-        )
+        a_squared, g_squared = (torch.linalg.vector_norm(x, dim=-1).double().square() for x in (shifted, gradient))
         if gamma is not None:
             scale = gamma.double().square()
             a_squared, g_squared = torch.where(gamma == 0, 0.0, a_squared / scale), g_squared * scale
@@ -125,14 +120,9 @@ class Stability(Probe):
         assert step.loss is not None
         product, a_squared, g_squared = torch.cat([self.sums, self.sums.sum(0, keepdim=True)]).unbind(1)
         cosine = product / (a_squared * g_squared).sqrt().clamp(min=torch.finfo(product.dtype).tiny)
-        magnitude = g_squared.sqrt()
-        return {
-            "loss": step.loss,
-            "cosine": cosine[:-1],
-            "magnitude": magnitude[:-1],
-            "cosine_of_all": cosine[-1],
-            "magnitude_of_all": magnitude[-1],
-        }
+        by_layer = {"cosine": cosine, "magnitude": g_squared.sqrt()}
+        of_all = {f"{name}_of_all": values[-1] for name, values in by_layer.items()}
+        return {"loss": step.loss} | {name: values[:-1] for name, values in by_layer.items()} | of_all
 
 
 def without_shift(layer: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -148,17 +138,9 @@ def without_shift(layer: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor 
     shifted = output.to(torch.promote_types(output.dtype, torch.float32), copy=beta is None)
     if beta is not None:
         shifted = shifted - beta.detach()
-    n_scales = output.shape[1] if gamma is None else gamma.numel()
-    gamma = None if gamma is None else gamma.detach().flatten().clone()
-    return gamma, shifted.reshape(len(output), n_scales, -1)
-
-
-def mean_and_variance(activation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and biased variance of every channel, on a CPU far quicker than torch.var."""
-    activation = activation.to(torch.promote_types(activation.dtype, torch.float32))
-    over = [0, *range(2, activation.ndim)]
-    mean = activation.mean(over, keepdim=True)
-    return mean.flatten(), (activation - mean).square_().mean(over)
+    if gamma is None:
+        return None, shifted.reshape(*shifted.shape[:2], -1)
+    return gamma.detach().flatten().clone(), shifted.reshape(len(shifted), gamma.numel(), -1)
 
 
 class Statistics(Probe):
@@ -172,17 +154,22 @@ class Statistics(Probe):
                 part.register_forward_pre_hook(partial(self._compute, number))
 
     def begin(self) -> None:
-        self.seen: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.layers]
+        self.seen: list[list[Sequence[torch.Tensor]]] = [[] for _ in self.layers]
 
     @torch.no_grad()
     def _compute(self, number: int, part: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        """Store mean and biased variance of every channel, on a CPU far quicker than with torch.var."""
         if part.training:
-            self.seen[number].append(mean_and_variance(batch_input(part, inputs[0])))
+            values = batch_input(part, inputs[0])
+            values = values.to(torch.promote_types(values.dtype, torch.float32))
+            over = [0, *range(2, values.ndim)]
+            mean = values.mean(over, keepdim=True)
+            self.seen[number].append((mean.flatten(), (values - mean).square_().mean(over)))
 
     def measure(self, step: Step) -> dict[str, torch.Tensor]:
         for norms, _ in forwards_with_batches(step.outputs):
-            for number, mean, var in zip(norms.layers, norms.means, norms.variances, strict=True):
-                self.seen[number].append((mean, var))
+            for number, *pair in zip(norms.layers, norms.means, norms.variances, strict=True):
+                self.seen[number].append(pair)
         values: dict[str, torch.Tensor] = {}
         for which, name in enumerate(("mean", "var")):
             batches = [torch.stack([pair[which].detach().norm() for pair in seen]).mean() for seen in self.seen]
@@ -208,8 +195,7 @@ class TaskWeights(Probe):
     def _store_momentum(self, number: int, part: Any, inputs: Any) -> None:
         """Store the momentum of the update that follows this forward pass."""
         if part.training:
-            is_weighted = isinstance(part, FamilyBatchNorm)
-            momentum = part.shared.momentum(part) if is_weighted else part.momentum
+            momentum = part.shared.momentum(part) if isinstance(part, FamilyBatchNorm) else part.momentum
             self.momenta[number].append(torch.zeros((), dtype=torch.float64, device=self.device) + momentum)
 
     def measure(self, step: Step) -> dict[str, torch.Tensor]:
@@ -239,8 +225,9 @@ class TaskWeights(Probe):
         return super().state_dict() | {"_effective": self.effective}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.effective = state["_effective"].to(self.device)
-        super().load_state_dict({name: rows for name, rows in state.items() if name != "_effective"})
+        rows = dict(state)
+        self.effective = rows.pop("_effective").to(self.device)
+        super().load_state_dict(rows)
 
 
 def forwards_with_batches(outputs: dict[str, Output]) -> list[tuple[Normalization, list[str]]]:
@@ -260,9 +247,8 @@ def recording_path(folder: Path, name: str) -> Path:
 
 def write_recording(folder: Path, probe: Probe) -> str:
     """Write the recording and return the file's SHA-256."""
-    content, arrays = io.BytesIO(), cast("dict[str, Any]", probe.recording())
+    path, content, arrays = recording_path(folder, probe.name), io.BytesIO(), cast("dict[str, Any]", probe.recording())
     np.savez_compressed(content, **arrays)
-    path = recording_path(folder, probe.name)
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, lambda file: file.write(content.getbuffer()))
     return hashlib.sha256(content.getbuffer()).hexdigest()
@@ -270,12 +256,8 @@ def write_recording(folder: Path, probe: Probe) -> str:
 
 def has_recording(folder: Path, name: str, record: dict) -> bool:
     """Return whether the record has the recording, and the file is unchanged."""
-    digest = record.get("recordings", {}).get(name)
-    try:
-        with open(recording_path(folder, name), "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == digest
-    except OSError:
-        return False
+    path, digest = recording_path(folder, name), record.get("recordings", {}).get(name)
+    return path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
 
 
 def read_recording(folder: Path, name: str) -> dict[str, np.ndarray]:

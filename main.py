@@ -65,7 +65,7 @@ def run(explicit: dict[str, Any]) -> int:
         return evaluate_saved(explicit)
     configs = [resolve(explicit | {"seed": seed}) for seed in seeds] if seeds else [resolve(explicit)]
     if "dry_run" in explicit:
-        from utils.run.estimate import dry_run_report
+        from utils.run.execution import dry_run_report
 
         print("\n".join([*map(dry_run_report, configs), as_toml(configs[0], explicit, seeds)]))
         return 0

@@ -1,4 +1,4 @@
-"""A run under way: checkpoints, signals, observers and the record around the training loop."""
+"""A run on the command line: checkpoints, signals, observers and the record around the training loop."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from models.method import Method
 from utils.config.resolve import Config
 from utils.console import in_notebook, log
-from utils.device import set_up_device
-from utils.errors import RunFailed, UsageError
-from utils.run.build import StreamBuilder, build_method, build_network
+from utils.device import pick_device, set_up_device
+from utils.errors import DataMissing, RunFailed, UsageError
+from utils.run.build import ABSENT, StreamBuilder, build_method, build_network, epoch_sizes
 from utils.run.code_digest import code_digests
 from utils.run.observers import JsonLines, Observer, Progress, TensorBoardRun, WandbRun
 from utils.run.probes import PROBES, Probe, write_recording
@@ -19,7 +21,7 @@ from utils.run.records import conditions
 from utils.run.run_folder import RunFolder
 from utils.run.saved_model import save_model
 from utils.run.signals import Interrupted, Signals
-from utils.run.training import Training
+from utils.run.training import Training, total_steps
 
 if TYPE_CHECKING:
     from backbone.network import Network
@@ -32,6 +34,19 @@ def run_or_reuse(config: Config) -> tuple[dict[str, Any], RunFolder]:
         data = StreamBuilder(config)
         folder = RunFolder(config, data.spec, sources)
         return folder.reuse_finished_record() or train(config, data, folder, signals), folder
+
+
+def dry_run_report(config: Config) -> str:
+    """Return the folder and steps of a run, as comments of a TOML file. The data may be missing."""
+    try:
+        spec = StreamBuilder(config).spec
+    except DataMissing:
+        spec = StreamBuilder(config, ABSENT).spec
+    build_network(config, spec, torch.device("meta")).norms.check_device(pick_device(config.device))
+    folder, sizes = RunFolder(config, spec, {}), epoch_sizes(config, spec)
+    status = "finished" if folder.finished_record() else "not finished"
+    steps = f"{total_steps(config, sizes)} in {len(sizes)} task{'s' if len(sizes) > 1 else ''}"
+    return f"# folder: {folder.path} ({status})\n# steps: {steps}"
 
 
 def train(config: Config, data: StreamBuilder, folder: RunFolder, signals: Signals) -> dict[str, Any]:
@@ -55,11 +70,10 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     before: list[dict[str, Any]] = state["conditions"] if state else []
     training.conditions = before if now in before else [*before, now]
     if before and now not in before:
-        what = ", ".join(f"{name} {value} instead of {before[-1].get(name)}" for name, value in now.items()
-                         if value != before[-1].get(name))  # fmt: skip
+        differing = [name for name, value in now.items() if value != before[-1].get(name)]
+        what = ", ".join(f"{name} {now[name]} instead of {before[-1].get(name)}" for name in differing)
         log.warning(f"resuming under other conditions ({what}); expect a difference like that between seeds")
-    n_tasks = len(training.stream.train_sizes)
-    training.observers = build_observers(config, training.method, n_tasks, folder)
+    training.observers = build_observers(config, training.method, len(training.stream.train_sizes), folder)
     if not config.non_verbose:
         print(f"run {folder.name}\nfolder {folder.path}", file=sys.stderr, flush=True)
     status = "failed"

@@ -1,8 +1,6 @@
-"""Checkpoints: written aside and renamed, with a digest that every load verifies.
+"""Checkpoints: a line with the SHA-256 of the rest, a line of JSON (format, step, identity, code), torch's payload.
 
-A file has a line with the SHA-256 of the rest, a line of JSON (format, step, identity of the run, its code) and a
-payload that `torch.load` reads with `weights_only=True`. The newest two are kept, so that a damaged one never costs
-more than the steps between them.
+The newest two are kept, so that a damaged one never costs more than the steps between them.
 """
 
 from __future__ import annotations
@@ -77,10 +75,9 @@ class Checkpoints:
                 raise UsageError(f"{path} is of another run or step ({what}): remove it, or --rerun")
             changed = changed_files(header["sources"], self.sources)
             if changed and not accept_changed_code:
-                raise UsageError(
-                    f"this run was interrupted at step {header['step']}, and its code has changed since: "
-                    f"{shortened(changed)}; --rerun starts over, --accept_changed_code goes on with today's code"
-                )
+                what = f"this run was interrupted at step {header['step']}, and its code has changed since"
+                advice = "--rerun starts over, --accept_changed_code goes on with today's code"
+                raise UsageError(f"{what}: {shortened(changed)}; {advice}")
             self.last_step, self.code_changes = header["step"], header["code_changes"]
             if changed:
                 self.code_changes.append({"step": self.last_step, "files": changed})

@@ -1,4 +1,4 @@
-"""A run on the command line: checkpoints, signals, observers and the record around the training loop."""
+"""What is around the training loop: checkpoints, signals, observers and the record."""
 
 from __future__ import annotations
 

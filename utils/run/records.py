@@ -57,18 +57,15 @@ def provenance_text(record: dict[str, Any]) -> str:
 
 
 def plain(config: Config) -> dict[str, Any]:
-    return {
-        name: value if isinstance(value, int | float | str | tuple | None) else str(value)
-        for name, value in config.values().items()
-    }
+    json_types = int | float | str | tuple | None
+    return {name: value if isinstance(value, json_types) else str(value) for name, value in config.values().items()}
 
 
 def conditions(net: Network) -> dict[str, Any]:
     """Return what rounding depends on beside the command: under the same conditions a run has the same bits."""
-    device = next(net.parameters()).device
-    cpu_instructions = torch.backends.cpu.get_cpu_capability()
+    device, cpu = next(net.parameters()).device, f"cpu ({torch.backends.cpu.get_cpu_capability()})"
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({cpu_instructions})",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
         "num_threads": torch.get_num_threads(),
         "norm_impl": net.norms.implementation(device),
         "torch": str(torch.__version__),
@@ -95,9 +92,7 @@ def commit() -> str | None:
     """Return the commit, with `+changes` if the code differs from it; None if the checkout is no repository."""
 
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", *words], cwd=REPOSITORY, capture_output=True, check=True, text=True
-        ).stdout.strip()
+        return subprocess.check_output(["git", *words], cwd=REPOSITORY, stderr=subprocess.DEVNULL, text=True).strip()
 
     try:
         if git("rev-parse", "--show-cdup"):  # the checkout lies below another repository

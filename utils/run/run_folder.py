@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,14 @@ from utils.run.records import BadRecord, environment, plain, provenance_text, re
 
 def missing_outcomes(options: dict[str, Any], record: dict[str, Any], folder: Path) -> list[str]:
     """Return the flags of the outcomes that these options ask for and a finished run lacks."""
-    lacks_statistics = not all("final_statistics" in result for result in record["results"].values())
-    late = options.get("late_evaluations", 0)
-    lacking: dict[str, Any] = {
-        f"--probe {name}": not has_recording(folder, name, record) for name in options.get("probe") or ()
-    }
-    lacking["--final_statistics"] = options.get("final_statistics") and lacks_statistics
-    lacking[f"--late_evaluations {late}"] = late > record["config"].get("late_evaluations", 0)
-    lacking["--save_model"] = options.get("save_model") and not (folder / "model.safetensors").exists()
-    return [flag for flag, is_lacking in lacking.items() if is_lacking]
+    missing = [f"--probe {name}" for name in options.get("probe") or () if not has_recording(folder, name, record)]
+    if options.get("final_statistics") and any("final_statistics" not in part for part in record["results"].values()):
+        missing.append("--final_statistics")
+    if (late := options.get("late_evaluations", 0)) > record["config"].get("late_evaluations", 0):
+        missing.append(f"--late_evaluations {late}")
+    if options.get("save_model") and not (folder / "model.safetensors").exists():
+        missing.append("--save_model")
+    return missing
 
 
 class RunFolder:
@@ -43,21 +41,18 @@ class RunFolder:
 
     def __init__(self, config: Config, spec: StreamSpec, sources: dict[str, str]):
         self.config, self.sources = config, sources
-        self.identity = run_identity(config, spec)
-        self.path = run_folder(config, spec)
+        self.identity, self.path = run_identity(config, spec), run_folder(config, spec)
         self.name = self.path.name
         self.record_path = self.path / "record.json"
         self.log_path = self.path / "metrics.jsonl"
         self.model_path = self.path / "model.safetensors"
         self.checkpoints = Checkpoints(self.path, self.identity, sources, config.checkpoint_every)
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Create the folder and hold its lock; raise RunLocked if another process has it."""
+    def lock(self) -> AbstractContextManager[None]:
+        """Create the folder and return its lock, which raises RunLocked if another process has it."""
         with file_errors("write to", self.path, "set --results_path"):
             self.path.mkdir(parents=True, exist_ok=True)
-        with folder_lock(self.path):
-            yield
+        return folder_lock(self.path)
 
     def finished_record(self) -> dict[str, Any] | None:
         """Return the record if the run is finished and the record can be trusted."""
@@ -82,16 +77,15 @@ class RunFolder:
             return None
         provenance = provenance_text(record)
         changed = changed_files(record["sources"], self.sources)
+        by_changed_code = f"by code that has changed since: {shortened(changed)}"
         if changed and not self.config.accept_changed_code:
-            raise UsageError(
-                f"this run was finished {provenance} by code that has changed since: {shortened(changed)}; "
-                "--rerun trains it again, --accept_changed_code takes the old number"
-            )
+            advice = "--rerun trains it again, --accept_changed_code takes the old number"
+            raise UsageError(f"this run was finished {provenance} {by_changed_code}; {advice}")
         if missing := missing_outcomes(self.config.values(), record, self.path):
             raise UsageError(f"this run was finished {provenance} without {', '.join(missing)}; add --rerun")
         log.info(f"finished {provenance}, not trained again")
         if changed:
-            log.info(f"by code that has changed since: {shortened(changed)}")
+            log.info(by_changed_code)
         self.checkpoints.remove()  # of a process that was killed after it had written the record
         return record
 
@@ -100,22 +94,19 @@ class RunFolder:
 
         `--rerun` removes the checkpoints before it renames the record: killed in between, it leaves a finished run.
         """
-        state = None
+        config = self.config
+        probes = {PROBES[name].__name__ for name in config.probe}
         with file_errors("write to", self.path, "make room and try again", RunFailed):
-            if self.config.rerun:
+            if config.rerun:
                 self.checkpoints.remove()
                 if self.finished_record() is not None:
                     self.record_path.replace(self.path / "record.old.json")
-            else:
-                state = self.checkpoints.load(accept_changed_code=self.config.accept_changed_code)
-            probes = {PROBES[name].__name__ for name in self.config.probe}
-            if state is not None and (
-                self.config.late_evaluations > state["late_evaluations"] or not probes <= state["observers"].keys()
-            ):
+            state = self.checkpoints.load(accept_changed_code=config.accept_changed_code)
+            if state and (config.late_evaluations > state["late_evaluations"] or probes - state["observers"].keys()):
                 log.info("starts over: its checkpoint lacks what --probe or --late_evaluations asks for")
                 self.checkpoints.remove()
                 state = None
-            if state is not None:
+            elif state:
                 log.info(f"goes on from step {self.checkpoints.last_step}")
             self.record_path.unlink(missing_ok=True)  # of a run that failed, or damaged
             write_json(self.path / "config.json", plain(self.config))
@@ -124,15 +115,14 @@ class RunFolder:
     def write_record(self, status: str, outcome: dict[str, Any], spec: StreamSpec) -> dict[str, Any]:
         """Write and return the record; remove the checkpoints of a finished run."""
         facts = ("n_tasks", "n_classes", "image_shape", "train_sizes", "test_sizes", "mean", "std")
-        is_validated = getattr(self.config, "validation", None)
+        reported_on = "validation split" if getattr(self.config, "validation", None) else "test set"
         content = {
             "run": self.name,
             "status": status,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "identity": self.identity,
             "config": plain(self.config),
-            "data": {name: getattr(spec, name) for name in facts}
-            | {"reported_on": "validation split" if is_validated else "test set"},
+            "data": {name: getattr(spec, name) for name in facts} | {"reported_on": reported_on},
             **outcome,
             **({"code_changes": self.checkpoints.code_changes} if self.checkpoints.code_changes else {}),
             "environment": environment(),
@@ -140,8 +130,8 @@ class RunFolder:
         }
         record: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))  # as it will be read
         record["seal"] = seal_of(record)
-        advice = "make room and give the same command again"
-        with file_errors("write", self.record_path, outcome.get("reason", advice), RunFailed):
+        reason = outcome.get("reason", "make room and give the same command again")
+        with file_errors("write", self.record_path, reason, RunFailed):
             write_json(self.record_path, record)
         if status == "finished":
             self.checkpoints.remove()

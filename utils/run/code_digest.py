@@ -37,11 +37,9 @@ def code_digests(config: Config) -> dict[str, str]:
         bases = getattr(entry.build, "__mro__", (entry.build,))
         for name in (entry.module, *(base.__module__ for base in bases)):
             _add_module(name, packages, modules)
-    if config.plugins:
-        modules.update(_plugin_modules(config.plugins))
+    modules.update(_plugin_modules(config.plugins) if config.plugins else ())
     files = {_relative(path): path for pattern in LOOP for path in REPOSITORY.glob(pattern)}
-    for name in modules:
-        files.update(_source_files(name))
+    files.update(file for name in modules for file in _source_files(name))
     return {name: _file_digest(files[name]) for name in sorted(files)}
 
 
@@ -56,10 +54,9 @@ def shortened(names: list[str], most: int = 4) -> str:
 
 def read_project_files() -> None:
     """Compute the digests of all project files now, for a server whose forks keep the code that it has imported."""
-    for package in PACKAGES:
-        for path in (REPOSITORY / package).rglob("*.*"):
-            if path.suffix in SUFFIXES:
-                _file_digest(path)
+    for path in (path for package in PACKAGES for path in (REPOSITORY / package).rglob("*.*")):
+        if path.suffix in SUFFIXES:
+            _file_digest(path)
 
 
 @cache

@@ -35,7 +35,6 @@ Embedded = tuple[torch.Tensor, torch.Tensor]  # (N, features) and (N,) labels
 
 @torch.no_grad()
 def embedding_accuracies(method: Method, stream: Stream) -> dict[str, dict[str, float | None]]:
-    """Return the accuracies by setting and name."""
     spec, size = stream.spec, evaluation_batch_size(method)
     method.net.eval()
     with eval_statistics_applied(method):
@@ -76,8 +75,8 @@ def _regression_scores(trained: list[Embedded], tests: list[Embedded], spec: Str
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     inputs, labels = (torch.cat(parts).cpu().numpy() for parts in zip(*trained, strict=True))
-    regression = LogisticRegression(C=1.0, max_iter=MAX_ITERATIONS)
-    model, all_scores = make_pipeline(StandardScaler(), regression), []
+    regression, all_scores = LogisticRegression(C=1.0, max_iter=MAX_ITERATIONS), []
+    model = make_pipeline(StandardScaler(), regression)
     with threadpool_limits(torch.get_num_threads()), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # reported below in one line
         model.fit(inputs, labels)

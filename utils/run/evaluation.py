@@ -21,14 +21,11 @@ def accuracies(
 def evaluate(
     method: Method, stream: Stream, tasks: Iterable[int], statistics: str | None = None
 ) -> tuple[dict[str, list[float]], torch.Tensor]:
-    """Return the accuracies by setting, and the confusion matrix on the device.
+    """Return the accuracies (%) on each of `tasks` by setting, and the confusion matrix on the device.
 
-    The accuracies are in % on each of `tasks`: `class_il` among all classes, unseen ones included, and `task_il` among
-    the task's own classes. Where tasks share their classes there is only `domain_il`. The confusion matrix has the true
-    classes as rows and the predictions among all classes as columns.
-
-    Args:
-        statistics: Replaces `--eval_statistics`.
+    `class_il` is among all classes, unseen ones included, `task_il` among the task's own. Where tasks share their
+    classes there is only `domain_il`. In the confusion matrix true classes are rows, predictions among all classes
+    columns. `statistics` replaces `--eval_statistics`.
     """
     method.net.eval()
     tasks, n_classes = list(tasks), stream.spec.n_classes
@@ -50,10 +47,7 @@ def predictions(scores: torch.Tensor, own: range) -> tuple[torch.Tensor, torch.T
 
 
 def count_correct(method: Method, stream: Stream, task: int, confusion: torch.Tensor) -> torch.Tensor:
-    """Return the numbers (2,) of correct predictions among all classes and among the task's own.
-
-    The predictions are added to `confusion`.
-    """
+    """Return how many (2,) predictions among all and among own classes are correct; add them to `confusion`."""
     own, correct = stream.spec.classes_of(task), torch.zeros(2, dtype=torch.int64, device=confusion.device)
     for batch in in_test_order(method, stream.test(task, evaluation_batch_size(method)), task):
         among_all, among_own = predictions(method.predict(method.augment.normalize(batch.images)), own)

@@ -33,8 +33,7 @@ Accuracies = dict[str, list[float]]  # setting -> accuracy on every task
 def final_statistics(method: Method, stream: Stream, results: Accuracies) -> dict[str, dict[str, list[float] | None]]:
     """Return the accuracies of the final network by setting and kind of statistics; None where there are none.
 
-    Args:
-        results: the accuracies after the last task, as the run's own evaluation found them.
+    `results` are the accuracies after the last task by the run's own evaluation.
     """
     kinds: dict[str, Accuracies | None] = dict.fromkeys(("running", "buffer", "balanced", "train", "last_task"))
     tasks, trained = range(stream.spec.n_tasks), range(len(stream.train_sizes))
@@ -42,27 +41,24 @@ def final_statistics(method: Method, stream: Stream, results: Accuracies) -> dic
     if has_statistics(method.net):
         is_own = statistics_option(method) == "running"
         kinds["running"] = results if is_own else accuracies(method, stream, tasks, "running")
-        passes = {
-            "train": drawn_images(method, stream, trained),
-            "last_task": drawn_images(method, stream, trained[-1:]),
-        }
+        parts = {"train": trained, "last_task": trained[-1:]}
+        passes = {kind: drawn_images(method, stream, part) for kind, part in parts.items()}
         if method.buffer is not None and len(method.buffer):
             passes |= {"buffer": buffer_batches(method), "balanced": buffer_batches(method)}
         for kind, batches in passes.items():
             with statistics_of(method, batches, balanced=kind == "balanced"):
                 kinds[kind] = accuracies(method, stream, tasks, "running")
     return {
-        setting: {kind: None if values is None else values[setting] for kind, values in kinds.items()}
-        for setting in results
+        setting: {kind: values[setting] if values else None for kind, values in kinds.items()} for setting in results
     }
 
 
 def drawn_images(method: Method, stream: Stream, tasks: Sequence[int]) -> Iterator[Batch]:
     """Yield training images of these tasks in batches: each task's share of 5,000, all in one drawn order."""
-    sizes = [stream.train_sizes[task] for task in tasks]
-    parts = []
-    for task, size in zip(tasks, sizes, strict=True):
-        count = min(size, round(DRAWN_IMAGES * size / sum(sizes)))
+    total, parts = sum(stream.train_sizes[task] for task in tasks), []
+    for task in tasks:
+        size = stream.train_sizes[task]
+        count = min(size, round(DRAWN_IMAGES * size / total))
         n_batches = -(-count // method.config.batch_size)
         data = concatenated(list(islice(stream.batches(task, 0, 0), n_batches)))
         parts.append(next(chunks(data, count)))

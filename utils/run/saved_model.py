@@ -76,8 +76,7 @@ def evaluate_saved(explicit: dict[str, Any]) -> int:
         raise UsageError(f"{folder} was trained on other data than those here: check --base_path")
     if changed := changed_files(record["sources"], sources):
         log.info(f"the code has changed since it was trained: {shortened(changed)}")
-    net = build_network(config, data.spec, device)
-    stream = data.stream(device)
+    net, stream = build_network(config, data.spec, device), data.stream(device)
     method = build_method(config, stream.spec, net, device)
     states = {name: tensors.pop(name).numpy().tobytes() for name in STATES if name in tensors}
     if getattr(config, "eval_statistics", "running") == "buffer" and "buffer" not in states:
@@ -105,5 +104,5 @@ def _config_of(record: dict[str, Any], explicit: dict[str, Any], folder: Path) -
             raise UsageError(f"--{name} {value} contradicts {folder}, which has {numbers[name]}: leave it out")
     options = DATASETS.get(record["config"]["dataset"]).options
     paths = {option.name: record["config"].get(option.name) for option in options if not option.changes_numbers}
-    there = {name: path for name, path in paths.items() if isinstance(path, str) and os.path.exists(path)}
-    return resolve(recorded | there | explicit)
+    existing = {name: path for name, path in paths.items() if isinstance(path, str) and os.path.exists(path)}
+    return resolve(recorded | existing | explicit)

@@ -46,14 +46,14 @@ class StreamBuilder:
         self.n_tasks = config.stop_after or self.whole.n_tasks
         if self.n_tasks > self.whole.n_tasks:
             raise UsageError(f"--stop_after {self.n_tasks}: {self.whole.name} has {self.whole.n_tasks} tasks")
-        is_cut = self.n_tasks < self.whole.n_tasks
-        self.spec = self.whole.first_tasks(self.n_tasks) if is_cut else self.whole
+        self.is_cut = self.n_tasks < self.whole.n_tasks
+        self.spec = self.whole.first_tasks(self.n_tasks) if self.is_cut else self.whole
         check_together(config, self.spec)
 
     def stream(self, device: torch.device) -> Stream:
         with oom_as_usage_error("the data"):
             stream = self.dataset.stream(self.config, self.whole)
-            if self.n_tasks < self.whole.n_tasks:
+            if self.is_cut:
                 stream = stream.first_tasks(self.n_tasks)
             if method_class(self.config).joint_training:
                 stream = stream.as_single_task()
@@ -76,10 +76,7 @@ def check_together(config: Config, spec: StreamSpec) -> None:
 
 
 def build_network(config: Config, spec: StreamSpec, device: torch.device, weights: str = "init") -> Network:
-    """Return a network whose weights are the same on every device; `weights` names the random draw.
-
-    On the meta device the network has no values.
-    """
+    """Return a network with the same weights on every device (none on meta); `weights` names the random draw."""
     norm, backbone = NORMS.get(config.norm), BACKBONES.get(config.backbone)
     is_meta = device.type == "meta"
     with torch.random.fork_rng(devices=[]), device if is_meta else torch.device("cpu"):
@@ -111,9 +108,8 @@ def build_method(config: Config, spec: StreamSpec, net: Network, device: torch.d
             policy = method_type.buffer_policy(config, spec)
             logits_dtype = dtype if method_type.stores_logits else None
             buffer = Buffer(config.buffer_size, policy, spec, device, logits_dtype=logits_dtype)
-        augment = build_augment(config, spec, device)
         new_network = partial(build_network, config, spec, device)
-        method = method_type(net, config, spec, augment, buffer, new_network)
+        method = method_type(net, config, spec, build_augment(config, spec, device), buffer, new_network)
     if config.compile:
         from models.compiled_step import CompiledStep
 

@@ -39,10 +39,9 @@ StatLayer = _BatchNorm | FamilyBatchNorm
 
 
 def evaluation_batch_size(method: Method) -> int:
-    """Return the number of images per forward pass of an evaluation. The outputs do not depend on it.
+    """Return the number of images per forward pass of an evaluation, which the outputs do not depend on.
 
-    On a CPU, glibc returns the activations of large batches to the system after every batch, and most of the time goes
-    into page faults. Smaller batches are up to twice as fast there.
+    Small batches are up to twice as fast on a CPU: glibc returns large activations to the system after every batch.
     """
     if statistics_option(method) == "batch" or next(method.net.parameters()).device.type != "cpu":
         return EVALUATION_BATCH

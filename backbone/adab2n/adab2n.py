@@ -10,8 +10,8 @@ all alike, so the current task dominates its statistics. AdaB²N changes three t
 
 2. Regularization (Eq. 15). A penalty, added to the loss with the weight lambda, keeps the batch statistics close to
    the running ones.
-3. Running statistics, which are used at test time (Eq. 17). They move with a momentum eta_i between the exponential moving average of
-   BatchNorm (kappa = 1) and the cumulative average (kappa = 0).
+3. Running statistics, which are used at test time (Eq. 17). They move with a momentum eta_i between the exponential
+   moving average of BatchNorm (kappa = 1) and the cumulative average (kappa = 0).
 
 Where the paper and its released code differ in this, an option chooses, and its default follows the released code.
 """
@@ -249,8 +249,8 @@ def tasks(ids: Any, replayed: Any = None) -> Iterator[None]:
 
     Args:
         ids: (N,) integers from 0 on, a tensor or a list.
-        replayed: (N,) booleans: the samples from the memory, which `TBBN` treats differently (tbbn.py). By default, those of
-            tasks before the newest one in the batch.
+        replayed: (N,) booleans: the samples from the memory, which `TBBN` treats differently (tbbn.py). By default,
+            those of tasks before the newest one in the batch.
     """
     batch = TaskIds(ids, replayed)
     layers = [layer for layer in _layers if layer.training]

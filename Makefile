@@ -75,11 +75,10 @@ bench: install ## norms and whole runs (ten minutes, nothing else should run)
 	for subject in norms run; do $(PY) -m scripts.bench $$subject || exit; done
 
 bench-compile: install ## compiled steps on this CPU; about an hour, and the numbers in results/benchmarks
-	for subject in kernels compile; do \
-		$(PY) -m scripts.bench $$subject --json results/benchmarks/cpu-$$subject.json || exit; done
+	$(PY) -m scripts.bench compile --json results/benchmarks/cpu-compile.json
 
 bench-cuda: install ## norms, whole runs and compiled steps on a GPU; the numbers in results/benchmarks
-	@if $(HAS_CUDA); then for subject in norms run kernels compile; do \
+	@if $(HAS_CUDA); then for subject in norms run compile; do \
 		$(PY) -m scripts.bench $$subject --json results/benchmarks/cuda-$$subject.json || exit; done; \
 	else echo "bench-cuda: no GPU here, skipped"; fi
 

@@ -16,7 +16,6 @@ ADDED = {  # flags for commands with this beginning that need data or GPUs, or t
     "python -m scripts.reproduce run table2": "--dry_run",
     "python -m scripts.bench run": "--repetitions 2 --widths 4 --steps 3",
     "python -m scripts.bench compile": "--repetitions 2 --widths 16 --amp none",
-    "python -m scripts.bench kernels": "--models er_ace --norms bn --width 8",
     "python -m scripts.bench compare": "",
     "python -m scripts.bench": "--repetitions 2",
 }

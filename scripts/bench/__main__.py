@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from scripts.bench import common, compile, kernels, norms, run
+from scripts.bench import common, compile, norms, run
 from utils.cli import Parser
 from utils.console import print_error
 from utils.errors import UsageError
 from utils.tables import aligned
 
-SUBJECTS = {"norms": norms, "run": run, "compile": compile, "kernels": kernels}
+SUBJECTS = {"norms": norms, "run": run, "compile": compile}
 NOT_COMPARED = ("commit", "load")
 
 

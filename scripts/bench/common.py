@@ -29,8 +29,6 @@ from utils.step import Batch, StepIndex
 TASKS, CLASSES = 5, 10
 T = TypeVar("T")
 
-# --- timing -----------------------------------------------------------------------------------------------------------
-
 
 def now() -> float:
     """Return the time in seconds, after a GPU has finished its queue."""
@@ -71,9 +69,6 @@ def median_ms(seconds: np.ndarray) -> float:
     return float(np.median(seconds)) * 1e3
 
 
-# --- the machine ------------------------------------------------------------------------------------------------------
-
-
 def machine(threads: int) -> dict[str, Any]:
     """Return hardware and versions, but neither host name nor paths."""
     cpu_info = Path("/proc/cpuinfo")
@@ -89,9 +84,6 @@ def machine(threads: int) -> dict[str, Any]:
         "triton": version("triton"),
         "commit": commit(),
     }
-
-
-# --- workloads --------------------------------------------------------------------------------------------------------
 
 
 def norm_options(norm: str, width: int) -> dict[str, Any]:
@@ -144,8 +136,8 @@ def new_training(train_size: int = 500, test_size: int = 10, **options: Any) -> 
     return Training(config, cast(Stream, tensors.to(device)), method)
 
 
-def training_in_second_task(**options: Any) -> Training:
-    """Return a run at the beginning of its second task, with a full buffer, so that every method replays."""
+def training_step(**options: Any) -> Callable[[], object]:
+    """Return a function that makes one whole step of the second task, with a full buffer, always on the same batch."""
     training = new_training(buffer_size=100, **options)
     method, stream = training.method, training.stream
     training.begin_task()
@@ -153,20 +145,9 @@ def training_in_second_task(**options: Any) -> Training:
     assert method.buffer is not None, "only methods with a buffer replay"
     logits = torch.zeros(len(first), CLASSES, device=first.labels.device)
     method.buffer.add(replace(first, logits=logits), np.random.default_rng(0))
-    training.cursor = Cursor(task=1, step=len(first) // training.config.batch_size)
+    index = StepIndex(task=1, step=len(first) // training.config.batch_size)
+    training.cursor = Cursor(task=index.task, step=index.step)
     training.begin_task()
     method.net.train()
-    return training
-
-
-def next_step(training: Training) -> tuple[Batch, StepIndex]:
-    """Return the first batch of the task and the index of the step that trains on it."""
-    batch = next(iter(training.stream.in_order(training.cursor.task, training.config.batch_size)))
-    return batch, StepIndex(training.cursor.task, training.cursor.step)
-
-
-def training_step(**options: Any) -> Callable[[], object]:
-    """Return a function that makes one whole step of the second task, on the same batch every time."""
-    training = training_in_second_task(**options)
-    batch, index = next_step(training)
-    return lambda: training.method.step(batch, index)
+    batch = next(iter(stream.in_order(index.task, training.config.batch_size)))
+    return lambda: method.step(batch, index)

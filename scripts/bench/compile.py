@@ -37,12 +37,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]
             candidates[norm, way]()
             first_step[norm] = now() - start  # of the compiled step, which is the last
         seconds = interleaved(candidates, arguments.repetitions)
-        yield (
-            f"{arguments.model}, width {width}" + ("" if amp == "none" else f", {amp}"),
-            {
-                "ms": {", ".join(name): median_ms(times) for name, times in seconds.items()},
-                "compilation_s": first_step,
-                **{f"{n}: compiled / plain": ratio(seconds[n, "compiled"], seconds[n, "plain"]) for n in NORMS},
-                **{f"adab2n / bn, {way}": ratio(seconds["adab2n", way], seconds["bn", way]) for way in WAYS},
-            },
-        )
+        values: dict[str, Any] = {"ms": {", ".join(name): median_ms(times) for name, times in seconds.items()}}
+        values["compilation_s"] = first_step
+        values |= {f"{n}: compiled / plain": ratio(seconds[n, "compiled"], seconds[n, "plain"]) for n in NORMS}
+        values |= {f"adab2n / bn, {way}": ratio(seconds["adab2n", way], seconds["bn", way]) for way in WAYS}
+        yield f"{arguments.model}, width {width}" + ("" if amp == "none" else f", {amp}"), values

@@ -13,13 +13,8 @@ from typing import Any
 
 from scripts.bench.common import interleaved, median_ms, norm_layers, norm_options, ratio, training_step
 
-NORMS: dict[str, dict[str, Any]] = {  # options by name
-    "bn": {"norm": "bn"},
-    "gn": {"norm": "gn"},
-    "cn": {"norm": "cn"},
-    "adab2n reference": {"norm": "adab2n", "norm_impl": "reference"},
-    "adab2n": {"norm": "adab2n", "norm_impl": "auto"},
-}
+NORMS: dict[str, dict[str, Any]] = {norm: {"norm": norm} for norm in ("bn", "gn", "cn", "adab2n")}
+NORMS["adab2n reference"] = {"norm": "adab2n", "norm_impl": "reference"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,34 +29,20 @@ from utils.step import Step
 TESTS_PER_STEP = 2
 
 
-class Call(NamedTuple):
-    """A call of the network's `output`."""
-
-    tasks_begun: int
-    training: bool
-    inputs: tuple[Any, ...]
-    keywords: dict[str, Any]
-
-
-class Target(NamedTuple):
-    """What a step makes of the calls before it."""
-
-    labels: torch.Tensor
-    penalty_weight: float
-
-
 class Recorder(Observer):
+    """Records the calls of the network's `output`, and the labels and penalty weight of every step after its calls."""
+
     def __init__(self, method: Any):
-        self.method, self.output, self.work = method, method.net.output, list[Call | Target]()
+        self.method, self.output, self.work = method, method.net.output, list[Any]()
         method.net.output = self.record
 
     def record(self, *inputs: Any, **keywords: Any) -> Any:
-        self.work.append(Call(self.method.tasks_begun, self.method.net.training, inputs, keywords))
+        self.work.append((self.method.tasks_begun, self.method.net.training, inputs, keywords))
         return self.output(*inputs, **keywords)
 
     def on_step(self, step: Step) -> None:
         weight = self.method.net.norms.penalty_weight(step.index.task, len(step.batches) > 1)
-        self.work.append(Target(torch.cat([batch.labels for batch in step.batches.values()]), weight))
+        self.work.append((torch.cat([batch.labels for batch in step.batches.values()]), weight))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,14 +66,9 @@ def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]
         candidates = {"run": partial(whole_run, options), "bare": partial(bare_loop, options, recorder.work)}
         seconds = interleaved(candidates, arguments.repetitions, warmup=0)
         steps = arguments.steps * TASKS
-        yield (
-            f"{model}, {norm}, {width}",
-            {
-                "steps_per_s": steps / float(np.median(seconds["run"])),
-                "own_ms_per_step": median_ms(seconds["run"] - seconds["bare"]) / steps,
-                "run / bare": ratio(seconds["run"], seconds["bare"]),
-            },
-        )
+        values: dict[str, Any] = {"steps_per_s": steps / float(np.median(seconds["run"]))}
+        values["own_ms_per_step"] = median_ms(seconds["run"] - seconds["bare"]) / steps
+        yield f"{model}, {norm}, {width}", values | {"run / bare": ratio(seconds["run"], seconds["bare"])}
 
 
 def whole_run(options: dict[str, Any]) -> None:
@@ -98,24 +79,24 @@ def whole_run(options: dict[str, Any]) -> None:
         training.run()
 
 
-def bare_loop(options: dict[str, Any], work: list[Call | Target]) -> None:
+def bare_loop(options: dict[str, Any], work: list[Any]) -> None:
     """Repeat recorded work with a network and an optimizer that start from the beginning."""
     method, outputs = new_training(**options).method, []
-    net: Any = method.net
     for entry in work:
-        if isinstance(entry, Call):
-            while method.tasks_begun < entry.tasks_begun:
+        if len(entry) == 4:
+            tasks_begun, training, inputs, keywords = entry
+            while method.tasks_begun < tasks_begun:
                 method.grow()
-            net.train(entry.training)
-            with torch.set_grad_enabled(entry.training):
-                outputs.append(net.output(*entry.inputs, **entry.keywords))
-            if not entry.training:
-                outputs.clear()
+            method.net.train(training)
+            with torch.set_grad_enabled(training):
+                output: Any = method.net.output(*inputs, **keywords)
+            outputs = [*outputs, output] if training else []
             continue
-        loss = F.cross_entropy(torch.cat([output.logits for output in outputs]), entry.labels)
-        if entry.penalty_weight:
-            loss = loss + entry.penalty_weight * sum(output.norms.penalty for output in outputs)
-        outputs.clear()
+        labels, penalty_weight = entry
+        loss = F.cross_entropy(torch.cat([output.logits for output in outputs]), labels)
+        if penalty_weight:
+            loss = loss + penalty_weight * sum(output.norms.penalty for output in outputs)
+        outputs = []
         method.optimizer.zero_grad()
         loss.backward()
         method.optimizer.step()

@@ -81,7 +81,8 @@ def whole_run(options: dict[str, Any]) -> None:
 
 def bare_loop(options: dict[str, Any], work: list[Any]) -> None:
     """Repeat recorded work with a network and an optimizer that start from the beginning."""
-    method, outputs = new_training(**options).method, []
+    method = new_training(**options).method
+    outputs: list[Any] = []
     for entry in work:
         if len(entry) == 4:
             tasks_begun, training, inputs, keywords = entry
@@ -89,7 +90,7 @@ def bare_loop(options: dict[str, Any], work: list[Any]) -> None:
                 method.grow()
             method.net.train(training)
             with torch.set_grad_enabled(training):
-                output: Any = method.net.output(*inputs, **keywords)
+                output = method.net.output(*inputs, **keywords)
             outputs = [*outputs, output] if training else []
             continue
         labels, penalty_weight = entry

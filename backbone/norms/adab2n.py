@@ -22,40 +22,27 @@ from utils.config.options import ByFidelity, Option, Rule, choice, integer, numb
 from utils.config.registry import NORMS
 from utils.step import Batch, total
 
+GROUPS = (
+    "Whose contributions are balanced: tasks (the paper), classes, current against replayed samples; "
+    "none: plain batch statistics."
+)
+ABSENT = (
+    "Seen tasks (or other --balance_groups) without a sample in the batch: counted in the normalizer (weights sum "
+    "to less than 1) or not."
+)
+VARIANCE = "Variance about the mixture's mean, or mixture of the variances within tasks (or other --balance_groups)."
+VAR_START = "Running variance before the first batch (0 is evaluated as 1 until then)."
 OPTIONS = (
     Option("kappa", number(0, 1), "Momentum between cumulative (0) and exponential (1) average.", default=0.7),
     Option("lambd", number(0), "Weight of the penalty on the distance to the running statistics.", default=0.01),
     Option("eta", number(0, 1, exclusive=True), "Momentum of the running statistics.", default=0.1),
     Option("ada_t0", integer(0, 1), "First task that has the penalty, counted from 0.", default=0),
-    Option(
-        "balance_groups",
-        choice("task", "class", "source", "none"),
-        "Whose contributions are balanced: tasks (the paper), classes, current against replayed samples; "
-        "none: plain batch statistics.",
-        default="task",
-        omit_from_hash_at="task",
-    ),
-    fidelity_option(
-        "absent_tasks",
-        "counted",
-        "ignored",
-        "Seen tasks (or other --balance_groups) without a sample in the batch: counted in the normalizer (weights sum "
-        "to less than 1) or not.",
-    ),
-    fidelity_option(
-        "variance",
-        "mixture",
-        "within",
-        "Variance about the mixture's mean, or mixture of the variances within tasks (or other --balance_groups).",
-    ),
+    Option("balance_groups", choice("task", "class", "source", "none"), GROUPS, "task", omit_from_hash_at="task"),
+    fidelity_option("absent_tasks", "counted", "ignored", ABSENT),
+    fidelity_option("variance", "mixture", "within", VARIANCE),
     fidelity_option("eta_start", "eta0", "eta1", "Momentum of the very first batch in the recursion."),
     fidelity_option("penalty_norm", "mean", "sum", "Squared distance per layer: mean over channels, or their sum."),
-    Option(
-        "running_var_start",
-        integer(0, 1),
-        "Running variance before the first batch (0 is evaluated as 1 until then).",
-        default=ByFidelity(official=1, paper=0),
-    ),
+    Option("running_var_start", integer(0, 1), VAR_START, default=ByFidelity(official=1, paper=0)),
     fidelity_option("penalty_steps", "replay", "all", "Steps with the penalty: only those that replay, or all."),
     NORM_IMPL,
 )
@@ -64,29 +51,13 @@ OPTIONS = (
 class AdaptiveBalance(BatchNormFamily):
     """AdaB²N of one network; see `backbone.adab2n.adab2n` for the algorithm, and `OPTIONS` for the arguments."""
 
-    def __init__(
-        self,
-        *,
-        kappa: float,
-        lambd: float,
-        eta: float,
-        ada_t0: int,
-        balance_groups: str,
-        absent_tasks: str,
-        variance: str,
-        eta_start: str,
-        penalty_norm: str,
-        running_var_start: int,
-        penalty_steps: str,
-        norm_impl: str,
-    ):
+    def __init__(self, *, norm_impl: str, kappa: float, eta: float, running_var_start: int, **options: Any):
         super().__init__(norm_impl=norm_impl)
         self.first_eta, self.eta_factor = eta**kappa, (1 - eta) ** kappa
-        if eta_start == "eta1":
+        if options["eta_start"] == "eta1":
             self.first_eta /= self.first_eta + self.eta_factor
-        self.balance_groups, self.absent_tasks, self.variance = balance_groups, absent_tasks, variance
-        self.lambd, self.first_task, self.penalty_steps, self.penalty_norm = lambd, ada_t0, penalty_steps, penalty_norm
-        self.running_var_start = float(running_var_start)
+        self.running_var_start, self.options = float(running_var_start), options
+        self.balance_groups = options["balance_groups"]
         self.psi = nn.ParameterList()  # one (layers,) vector per group seen, so that it grows by appending
         self.stacked_psi: Tensor | None = None  # psi as one tensor while a compiled graph needs it
 
@@ -128,8 +99,8 @@ class AdaptiveBalance(BatchNormFamily):
         return batch.labels if by_class else batch.tasks
 
     def penalty_weight(self, task: int, replayed: bool) -> float:
-        has_penalty = task >= self.first_task and (replayed or self.penalty_steps == "all")
-        return self.lambd if has_penalty else 0.0
+        has_penalty = task >= self.options["ada_t0"] and (replayed or self.options["penalty_steps"] == "all")
+        return self.options["lambd"] if has_penalty else 0.0
 
     # --- the algorithm, for all layers at once --------------------------------------------------------------------
 
@@ -141,10 +112,10 @@ class AdaptiveBalance(BatchNormFamily):
         psi = torch.stack(list(self.psi)) if self.stacked_psi is None else self.stacked_psi
         members = groups.unsqueeze(1) == torch.arange(len(psi), device=groups.device)  # (samples, groups)
         counts = members.sum(0)
-        weights = task_weights(psi, counts.to(dtype), self.absent_tasks)  # (groups, layers)
+        weights = task_weights(psi, counts.to(dtype), self.options["absent_tasks"])  # (groups, layers)
         share = (members / counts.clamp(min=1).double()).to(dtype)  # 1 / N_g where sample n is of group g
         same_group = None
-        if self.variance == "within":
+        if self.options["variance"] == "within":
             same = groups.unsqueeze(1) == groups
             same_group = (same / same.sum(1, dtype=torch.float64)).to(dtype)
         by_layer = (weights.T @ share.T).unbind()
@@ -157,12 +128,12 @@ class AdaptiveBalance(BatchNormFamily):
         torch._foreach_div_(etas, torch._foreach_add(etas, self.eta_factor))
         if not penalized:
             return None
+        norm = self.options["penalty_norm"]
         if torch.compiler.is_compiling():  # a compiler fuses these small sums into the statistics
-            terms = [distance_to_running(new, old, self.penalty_norm) for new, old in zip(batch, running, strict=True)]
-            return total(terms)
+            return total(distance_to_running(new, old, norm) for new, old in zip(batch, running, strict=True))
         distance = torch.cat(batch) - torch.cat(running)
         sizes = tuple(len(statistic) for statistic in running)
-        return distance.square() @ _channel_factors(sizes, self.penalty_norm, distance.dtype, distance.device)
+        return distance.square() @ _channel_factors(sizes, norm, distance.dtype, distance.device)
 
 
 @cache

@@ -24,23 +24,21 @@ from utils.studies.study import STUDIES
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-Draw = Callable[[Selection], "Drawing | None"]  # returns None if it has no runs
-
 
 @dataclass(frozen=True)
 class Figure:
     id: str
     title: str
-    draw: Draw
+    draw: Callable[[Selection], Drawing | None]  # returns None if it has no runs
     needs: str  # the plan to run for it
 
 
-def of_table(id: str, draw: Callable[[Table], Drawing | None]) -> Draw:
-    return lambda selection: draw(tabulate(PLANS[id], selection))
+def figure_of_table(id: str, title: str, draw: Callable[[Table], Drawing | None]) -> Figure:
+    return Figure(id, title, lambda selection: draw(tabulate(PLANS[id], selection)), id)
 
 
-def of_runs(id: str, draw: Callable[..., Drawing | None], *, records: bool = False) -> Draw:
-    """Draw the finished runs of a plan, as their folders or records by norm or joint training."""
+def figure_of_runs(id: str, title: str, draw: Callable[..., Drawing | None], *, records: bool = False) -> Figure:
+    """Return a figure of the finished runs of a plan, as their folders or records by norm or joint training."""
 
     def drawing(selection: Selection) -> Drawing | None:
         plan, runs = (PLANS | STUDIES)[id], {}
@@ -51,22 +49,18 @@ def of_runs(id: str, draw: Callable[..., Drawing | None], *, records: bool = Fal
                     runs[name] = record if records else run.folder
         return draw(runs) if runs else None
 
-    return drawing
+    return Figure(id, title, drawing, id)
 
 
-def of_claims(claims_by_title: Mapping[str, tuple[str, ...]]) -> Draw:
+def forest_of_claims(claims_by_title: Mapping[str, tuple[str, ...]], selection: Selection) -> Drawing | None:
     """Draw a forest plot: a panel for every title, a line for every cell of its claims."""
-
-    def drawing(selection: Selection) -> Drawing | None:
-        panels: dict[str, dict[str, Paired]] = {}
-        for title, claims in claims_by_title.items():
-            cells = panels.setdefault(title, {})
-            for id in claims:
-                setting = "Task-IL" if id == "task-il" else "Class-IL"
-                cells |= {f"{setting}, {name}": cell for name, cell in judge(CLAIMS[id], selection).started.items()}
-        return tabled.forest(panels)
-
-    return drawing
+    panels: dict[str, dict[str, Paired]] = {}
+    for title, claims in claims_by_title.items():
+        cells = panels.setdefault(title, {})
+        for id in claims:
+            setting = "Task-IL" if id == "task-il" else "Class-IL"
+            cells |= {f"{setting}, {name}": cell for name, cell in judge(CLAIMS[id], selection).started.items()}
+    return tabled.forest(panels)
 
 
 def forest_of(plan: Plan) -> Figure:
@@ -95,29 +89,26 @@ CONFOUNDS = {
     "CN over BN": ("cn",),
     "CN, learned\nover frozen": ("cn-learned",),
 }
-BATCH_STATISTICS, POPULATION_STATISTICS = (
-    partial(recorded.statistics_of_all_layers, kind=kind) for kind in ("batch", "running")
-)
+STABILITY = "Training stability: loss, similarity of gradient and representation, gradient magnitude"
+CONFOUNDED = "How much of a gain in Class-IL is the norm, how much the forward and the affine?"
+THEORY = "Weights of tasks in the running statistics, as it is and as printed, and what κ balances"
+BATCH_STATISTICS = partial(recorded.statistics_of_all_layers, kind="batch")
+POPULATION_STATISTICS = partial(recorded.statistics_of_all_layers, kind="running")
 _FIGURES = (
-    Figure("fig1", "Training stability: loss, similarity of gradient and representation, gradient magnitude",
-           of_runs("fig1", recorded.stability), "fig1"),
-    Figure("fig4", "Batch and population statistics of one norm layer",
-           of_runs("fig4", recorded.statistics_of_a_layer), "fig4"),
-    Figure("fig6", "Batch statistics of all norm layers", of_runs("fig6", BATCH_STATISTICS), "fig6"),
-    Figure("fig7", "Population statistics of all norm layers", of_runs("fig7", POPULATION_STATISTICS), "fig7"),
-    Figure("fig2", "Gain over BN by batch size and memory size", of_table("fig2", tabled.gains), "fig2"),
-    Figure("fig3", "AdaB²N by κ and λ", of_table("fig3", tabled.heat_map), "fig3"),
-    Figure("fig5", "Gain over BN by buffer selection and memory size", of_table("fig5", tabled.gains), "fig5"),
+    figure_of_runs("fig1", STABILITY, recorded.stability),
+    figure_of_runs("fig4", "Batch and population statistics of one norm layer", recorded.statistics_of_a_layer),
+    figure_of_runs("fig6", "Batch statistics of all norm layers", BATCH_STATISTICS),
+    figure_of_runs("fig7", "Population statistics of all norm layers", POPULATION_STATISTICS),
+    figure_of_table("fig2", "Gain over BN by batch size and memory size", tabled.gains),
+    figure_of_table("fig3", "AdaB²N by κ and λ", tabled.heat_map),
+    figure_of_table("fig5", "Gain over BN by buffer selection and memory size", tabled.gains),
     Figure("tasks", "Accuracy after each task, by norm", tabled.after_each_task, "table2"),
-    Figure("anytime", "Accuracy while training", of_runs("anytime", tabled.while_training, records=True), "anytime"),
-    Figure("weights", "Weights of the tasks in batch and running statistics",
-           of_runs("weights", recorded.task_weights), "weights"),
-    Figure("forest", "Paired gains of every cell, with 95 % intervals", of_claims(FOREST), "table2"),
-    Figure("confounds", "How much of a gain in Class-IL is the norm, how much the forward and the affine?",
-           of_claims(CONFOUNDS), "core"),
-    Figure("theory", "Weights of tasks in the running statistics, as it is and as printed, and what κ balances",
-           lambda selection: weights_and_kappa(), ""),
-)  # fmt: skip
+    figure_of_runs("anytime", "Accuracy while training", tabled.while_training, records=True),
+    figure_of_runs("weights", "Weights of the tasks in batch and running statistics", recorded.task_weights),
+    Figure("forest", "Paired gains of every cell, with 95 % intervals", partial(forest_of_claims, FOREST), "table2"),
+    Figure("confounds", CONFOUNDED, partial(forest_of_claims, CONFOUNDS), "core"),
+    Figure("theory", THEORY, lambda selection: weights_and_kappa(), ""),
+)
 FIGURES = {figure.id: figure for figure in _FIGURES}
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,13 +28,7 @@ FURTHER = ("#b2953a", "#7b5ea7", "#4d9221", "#c51b7d", "#636363")
 LINES = {"bn": "--", "cn": "-.", "adab2n": "-", "joint": ":"}  # so that print without colour is legible too
 
 
-class Theme(NamedTuple):
-    suffix: str
-    ink: str
-    paper: str
-    faint: str
-
-
+Theme = namedtuple("Theme", "suffix ink paper faint")
 LIGHT, DARK = Theme("", "#1d2430", "#ffffff", "#c9cfd8"), Theme("-dark", "#dfe4ec", "#14181f", "#414a58")
 
 
@@ -79,12 +74,10 @@ def grid_of_axes(rows: int, columns: int, height: float, width: float = PAGE, **
 
 def legend_above(figure: Drawing, axes: Axes, columns: int | None = None, most: int = 100) -> None:
     """Put the axes' legend above the figure, with at most so many evenly chosen entries."""
-    handles, labels = axes.get_legend_handles_labels()
-    chosen = evenly_chosen(len(handles), most)
-    figure.legend(
-        [handles[i] for i in chosen], [labels[i] for i in chosen], loc="outside upper center",
-        ncols=columns or len(chosen),
-    )  # fmt: skip
+    entries = axes.get_legend_handles_labels()
+    chosen = evenly_chosen(len(entries[0]), most)
+    handles, labels = ([part[i] for i in chosen] for part in entries)
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns or len(chosen))
 
 
 def evenly_chosen(count: int, most: int) -> np.ndarray:
@@ -110,9 +103,7 @@ def drawn_in(theme: Theme) -> Iterator[None]:
         yield
 
 
-def save(
-    draw: Callable[[], Drawing | None], folder: Path, name: str, formats: Sequence[str] = tuple(FORMATS)
-) -> list[Path]:
+def save(draw: Callable[[], Drawing | None], folder: Path, name: str, formats: Iterable[str] = FORMATS) -> list[Path]:
     """Write a figure light and dark and return the paths; none if there is nothing to draw."""
     paths = []
     for theme in (LIGHT, DARK):

@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from utils.config.resolve import Config
-from utils.figures.style import (
-    COLUMN,
-    PAGE,
-    colour_of,
-    evenly_chosen,
-    grid_of_axes,
-    ink,
-    label_of,
-    legend_above,
-    mark_steps,
-)
+from utils.figures import style
+from utils.figures.style import COLUMN, PAGE, colour_of, grid_of_axes, ink, label_of, legend_above, mark_steps
 from utils.run.training import steps_per_task
 from utils.studies.compare import Paired, records_by_seed
 from utils.studies.plans import METHODS, ONLINE, SETTINGS, Experiment, places
@@ -80,7 +71,7 @@ def heat_map(table: Table) -> Drawing | None:
         means = [[table.results[row, column].mean for column in columns] for row in rows]
         values = np.array(means, dtype=float)  # None becomes NaN
         image = axes.imshow(values, cmap="cividis", aspect="auto")
-        _write_values(axes, values, ".1f", np.nanmean(values) if np.isfinite(values).any() else 0.0, "missing")
+        _write_values(axes, values, np.nanmean(values) if np.isfinite(values).any() else 0.0, "missing")
         axes.set_xticks(range(len(columns)), [column[-1] for column in columns])
         axes.set_yticks(range(len(rows)), [row[1].partition(", ")[2] for row in rows])
         axes.set_title(f"{setting}, {columns[0][0]}")
@@ -88,22 +79,19 @@ def heat_map(table: Table) -> Drawing | None:
     return figure
 
 
-def _write_values(
-    axes: Axes, values: np.ndarray, form: str, dark_below: float, missing: str = "", size: int = 7
-) -> None:
+def _write_values(axes: Axes, values: np.ndarray, dark_below: float, missing: str = "", digits: int = 1) -> None:
     """Write the values of an image into its cells, readable on dark and light ones."""
     axes.grid(False)
     for (i, j), value in np.ndenumerate(values):
-        text = missing if np.isnan(value) else f"{value:{form}}"
+        text = missing if np.isnan(value) else f"{value:.{digits}f}"
         colour = ink() if np.isnan(value) else "#ffffff" if value < dark_below else "#000000"
-        axes.text(j, i, text, ha="center", va="center", fontsize=size, color=colour)
+        axes.text(j, i, text, ha="center", va="center", fontsize=6 + digits, color=colour)
 
 
 def forest(panels: dict[str, dict[str, Paired]]) -> Drawing | None:
     """Draw paired differences with their intervals: a panel for every comparison, a line for every cell."""
     panels = {title: {name: cell for name, cell in cells.items() if cell.n} for title, cells in panels.items()}
-    panels = {title: cells for title, cells in panels.items() if cells}
-    if not panels:
+    if not (panels := {title: cells for title, cells in panels.items() if cells}):
         return None
     names = list(dict.fromkeys(name for cells in panels.values() for name in cells))
     figure, [row] = grid_of_axes(1, len(panels), 0.9 + 0.17 * len(names), sharex=True, sharey=True)
@@ -125,10 +113,7 @@ def forest(panels: dict[str, dict[str, Paired]]) -> Drawing | None:
 
 
 def after_each_task(selection: Selection) -> Drawing | None:
-    """Draw mean accuracy on the tasks seen after each task: a panel for every place, a line for every norm.
-
-    The band is from the lowest to the highest seed.
-    """
+    """Draw mean accuracy on the tasks seen after each task; the band is from the lowest to the highest seed."""
     preset = selection.runs.preset
     panels: dict[str, dict[str, np.ndarray]] = {}
     for (key, buffer), model, norm in product(places(preset), ONLINE, ("bn", "cn", "adab2n", *preset.also)):
@@ -159,10 +144,8 @@ def means_of_seen_tasks(matrix: list[list[float]]) -> list[float]:
     return [float(np.mean(row[: i + 1])) for i, row in enumerate(matrix)]
 
 
-def while_training(records: dict[str, dict]) -> Drawing | None:
+def while_training(records: dict[str, dict]) -> Drawing:
     """Draw mean accuracy on the tasks seen so far, at every point of `--eval_every` and the ends of tasks."""
-    if not records:
-        return None
     figure, [[axes]] = grid_of_axes(1, 1, 2.3, COLUMN)
     for norm, record in records.items():
         result = record["results"]["class_il"]
@@ -188,8 +171,8 @@ def accuracy_matrix(record: dict) -> Drawing:
     for axes, (setting, result) in zip(panels, results.items(), strict=True):
         matrix = np.array(result["matrix"], dtype=float)  # None becomes NaN
         image = axes.imshow(matrix, cmap="cividis", vmin=0, vmax=100)
-        _write_values(axes, matrix if matrix.shape[1] <= 10 else matrix[:0], ".0f", dark_below=55, size=6)
-        tasks = evenly_chosen(matrix.shape[1], 10)
+        _write_values(axes, matrix if matrix.shape[1] <= 10 else matrix[:0], dark_below=55, digits=0)
+        tasks = style.evenly_chosen(matrix.shape[1], 10)
         rows = tasks[tasks < len(matrix)]
         axes.set_xticks(tasks, tasks + 1)
         axes.set_yticks(rows, rows + 1)

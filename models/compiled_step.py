@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from models.step_runner import Computed, Groups
+from models.step_runner import Batches, Computed, Groups
 from utils.errors import UsageError
-from utils.step import Batch, Normalization, Output, StepIndex
+from utils.step import Normalization, Output, StepIndex
 
 if TYPE_CHECKING:
     from models.method import Method
@@ -44,9 +44,7 @@ class CompiledStep:
         self.new_buffers: Buffers = {}
         self.tasks_begun = -1
 
-    def compute(
-        self, batches: dict[str, Batch], groups: Groups, index: StepIndex, penalty_weight: float | None
-    ) -> Computed:
+    def compute(self, batches: Batches, groups: Groups, index: StepIndex, penalty_weight: float | None) -> Computed:
         """Return outputs (logits and embedding) and loss terms, detached, and the loss. Buffers are unchanged."""
         torch.compiler.cudagraph_mark_step_begin()
         if self.tasks_begun != self.method.tasks_begun:  # a new task may have added buffers
@@ -87,25 +85,16 @@ def compile_method(method: Method) -> Callable[..., Any]:
     module = MethodModule(method)
     scalars = tuple(name for name, buffer in module.named_buffers() if not buffer.dim())
 
-    def run(
-        batches: dict[str, Batch],
-        groups: Groups,
-        index: StepIndex,
-        penalty_weight: torch.Tensor | None,
-        buffers: Buffers,
-    ) -> tuple[dict[str, Output], dict[str, torch.Tensor], torch.Tensor, Buffers]:
+    def run(batches: Batches, groups: Groups, index: StepIndex, weight: torch.Tensor | None, buffers: Buffers) -> Any:
         # With copies of the buffers: torch's partitioner may recompute in the backward pass what depends on buffers
         # (pytorch/pytorch#197039), which would be wrong if they had been written to.
         buffers = {f"net.{name}": buffer.clone() for name, buffer in buffers.items()}
         buffers |= {name: buffers[name].squeeze(0) for name in scalars}
-        weight = None if penalty_weight is None else penalty_weight.squeeze(0)
+        weight = None if weight is None else weight.squeeze(0)
         outputs, terms, loss = functional_call(module, buffers, (batches, groups, index, weight), tie_weights=False)
-        return (
-            {name: Output(o.logits.detach(), o.embedding.detach(), (), Normalization()) for name, o in outputs.items()},
-            {name: term.detach() for name, term in terms.items()},
-            loss,
-            {name.removeprefix("net."): torch.atleast_1d(buffer) for name, buffer in buffers.items()},
-        )
+        outputs = {n: Output(o.logits.detach(), o.embedding.detach(), (), Normalization()) for n, o in outputs.items()}
+        terms = {name: term.detach() for name, term in terms.items()}
+        return outputs, terms, loss, {n.removeprefix("net."): torch.atleast_1d(b) for n, b in buffers.items()}
 
     torch._dynamo.config.specialize_float = True  # floats of a configuration do not change
     on_cuda = next(method.net.parameters()).device.type == "cuda" and BACKEND == "inductor"

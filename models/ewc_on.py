@@ -36,11 +36,8 @@ class EwcOnline(Method):
         terms = {CURRENT: F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}
         if self.anchor:
             parameters = dict(self.net.named_parameters())
-            distances = (
-                (self.importance[name] * (parameters[name] - before).square()).sum()
-                for name, before in self.anchor.items()
-            )
-            terms["ewc"] = self.config.e_lambda * total(distances)
+            distances = {name: (parameters[name] - before).square() for name, before in self.anchor.items()}
+            terms["ewc"] = self.config.e_lambda * total((self.importance[n] * d).sum() for n, d in distances.items())
         return terms
 
     def end_task(self, task: int, stream: Stream) -> None:

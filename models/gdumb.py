@@ -100,13 +100,11 @@ class Gdumb(Method):
             inputs = self.augment(batch.images, f"fit/{task}/{epoch}", turn)
             draw = generator(seed, f"cutmix/{task}", epoch, turn)
             compute_loss = partial(self._fitting_loss, inputs, batch.labels, draw)
-            loss = self.runner.skip_unnormalizable_batch(len(batch), compute_loss)
-            if loss is None:
-                continue
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            losses.append(loss.detach())
+            if (loss := self.runner.skip_unnormalizable_batch(len(batch), compute_loss)) is not None:
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                losses.append(loss.detach())
         if not losses:
             raise RunFailed("the buffer holds a single image, which this norm cannot normalize; raise --buffer_size")
         if not torch.stack(losses).isfinite().all():

@@ -69,9 +69,8 @@ class Icarl(Method):
     @classmethod
     def buffer_policy(cls, config: Config, spec: StreamSpec) -> MethodManaged:
         if config.buffer_size < spec.n_classes:
-            raise UsageError(
-                f"--buffer_size {config.buffer_size} is less than one exemplar for each of {spec.n_classes} classes"
-            )
+            wanted = f"one exemplar for each of {spec.n_classes} classes"
+            raise UsageError(f"--buffer_size {config.buffer_size} is less than {wanted}")
         return MethodManaged(config.buffer_size)
 
     @classmethod
@@ -136,11 +135,9 @@ class Icarl(Method):
 
     def _embed(self, data: Batch, *, mirrored: bool = False) -> torch.Tensor:
         """Return embeddings of unaugmented images, scaled to length 1."""
-        parts = []
-        for batch in chunks(data, CHUNK):
-            images = batch.images.flip(3) if mirrored else batch.images
-            parts.append(F.normalize(self.net.output(self.augment.normalize(images)).embedding, dim=1))
-        return torch.cat(parts)
+        images = (batch.images.flip(3) if mirrored else batch.images for batch in chunks(data, CHUNK))
+        embeddings = (self.net.output(self.augment.normalize(part)).embedding for part in images)
+        return torch.cat([F.normalize(embedding, dim=1) for embedding in embeddings])
 
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return minus the distance to the means (Alg. 1); before the first task's end, the network's logits."""

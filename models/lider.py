@@ -108,28 +108,19 @@ class Lider(Method):
 
     def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
         terms = super().loss(batches, outputs, index)
-        values = {
-            name: self._coefficients(batches[name].inputs, outputs[name].features, name, *index.address)
-            for name in LIPSCHITZ_DRAWS
-            if name in batches
-        }
-        if "lip_mean" in values:
-            terms["lip_mean"] = self.config.alpha_lip * values["lip_mean"].mean()
-        if "lip_target" in values:
-            distance = (values["lip_target"] - F.relu(self.targets)).abs().mean()
-            terms["lip_target"] = self.config.beta_lip * distance
+        for name in (name for name in LIPSCHITZ_DRAWS if name in batches):
+            values = self._coefficients(batches[name].inputs, outputs[name].features, name, *index.address)
+            if name == "lip_mean":
+                terms[name] = self.config.alpha_lip * values.mean()
+            else:
+                terms[name] = self.config.beta_lip * (values - F.relu(self.targets)).abs().mean()
         return terms
 
-    def _coefficients(
-        self, inputs: torch.Tensor | None, features: Sequence[torch.Tensor], name: str, *address: int
-    ) -> torch.Tensor:
+    def _coefficients(self, inputs: Any, features: Sequence[torch.Tensor], name: str, *address: int) -> torch.Tensor:
         """Return coefficients (samples, pairs) of consecutive maps, from the input to the last stage."""
-        assert inputs is not None
-        pairs = list(pairwise([inputs, *features]))
-        starts = [
-            generator(self.config.seed, f"power/{name}/{number}", *address).random(a.shape[:2])
-            for number, (a, _) in enumerate(pairs)
-        ]
+        pairs, starts = list(pairwise([inputs, *features])), []
+        for place, (a, _) in enumerate(pairs):
+            starts.append(generator(self.config.seed, f"power/{name}/{place}", *address).random(a.shape[:2]))
         on_device = to_device(np.concatenate(starts, axis=1), inputs.device)  # one copy for all
         parts = on_device.split([start.shape[1] for start in starts], dim=1)
         return torch.stack([coefficients(*pair, part) for pair, part in zip(pairs, parts, strict=True)], dim=1)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from models.replay import draw_sizes
+from utils.console import log
 from utils.errors import TOO_FEW_VALUES
 from utils.step import CURRENT, Batch, Output, Step, StepIndex, forwards_of, total
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from models.method import Method
 
 T = TypeVar("T")
+Batches = dict[str, Batch]
+Weight = float | torch.Tensor | None  # of the norm's penalty
 Groups = dict[str, torch.Tensor | None]
 Computed = tuple[dict[str, Output], dict[str, torch.Tensor], torch.Tensor]  # outputs, loss terms and their sum
 
@@ -27,7 +29,7 @@ class StepRunner:
         self.method = method
         self.skipped_batches = 0  # batches of one image that the norm could not normalize
 
-    def run(self, batches: dict[str, Batch], index: StepIndex) -> Step:
+    def run(self, batches: Batches, index: StepIndex) -> Step:
         """Return the step with its loss; the parameters have their gradients."""
         method = self.method
         replayed = method.is_replay_step(batches)
@@ -41,9 +43,7 @@ class StepRunner:
             compiled.commit_buffers()
         return Step(index, batches, outputs, terms, loss)
 
-    def compute(
-        self, batches: dict[str, Batch], groups: Groups, index: StepIndex, penalty_weight: float | torch.Tensor | None
-    ) -> Computed:
+    def compute(self, batches: Batches, groups: Groups, index: StepIndex, penalty_weight: Weight) -> Computed:
         """Return outputs, loss terms and their sum: the part of a step that `--compile` makes one graph of."""
         outputs = self.forward(batches, groups, penalized=penalty_weight is not None)
         terms = self.method.loss(batches, outputs, index)
@@ -55,14 +55,14 @@ class StepRunner:
             terms = terms | {"penalty": penalty_weight * total(penalties)}
         return outputs, terms, total(terms.values())
 
-    def groups(self, batches: dict[str, Batch], task: int, *, replayed: bool) -> Groups:
+    def groups(self, batches: Batches, task: int, *, replayed: bool) -> Groups:
         """Return the group of every sample, by which norms weigh a batch; None for plain batch statistics."""
         if not replayed and len(batches) == 1:
             return dict.fromkeys(batches)
         norms = self.method.net.norms
         return {name: norms.groups(batch, task, drawn=name != CURRENT) for name, batch in batches.items()}
 
-    def forward(self, batches: dict[str, Batch], groups: Groups, *, penalized: bool) -> dict[str, Output]:
+    def forward(self, batches: Batches, groups: Groups, *, penalized: bool) -> dict[str, Output]:
         """Return the outputs of all batches, from one forward pass (`--replay_forward joint`) or one for each."""
         net = self.method.net
         inputs = {name: batch.inputs for name, batch in batches.items() if batch.inputs is not None}
@@ -72,7 +72,7 @@ class StepRunner:
         output = net.output(torch.cat(list(inputs.values())), torch.cat(parts) if parts else None, penalized=penalized)
         return dict(zip(batches, output.split([len(samples) for samples in inputs.values()]), strict=True))
 
-    def is_full(self, batches: dict[str, Batch], index: StepIndex) -> bool:
+    def is_full(self, batches: Batches, index: StepIndex) -> bool:
         """Return whether all batches have their full size; only such steps are compiled, in a resumed run the same."""
         buffer, config = self.method.buffer, self.method.config
         draws = draw_sizes(config, len(self.method.replay_draws_for_step(index)), index.task + 1)
@@ -92,7 +92,6 @@ class StepRunner:
         for name, buffer in self.method.net.named_buffers():
             buffer.copy_(before[name])
         if not self.skipped_batches:
-            note = "the last batch of an epoch is a single image, which this norm cannot normalize; it is left out"
-            print(f"note: {note}", file=sys.stderr)
+            log.info("the last batch of an epoch is a single image, which this norm cannot normalize; it is left out")
         self.skipped_batches += 1
         return None

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from backbone.norms.shared import SharedNormState
 from utils.config.options import ByFidelity, Option, choice, default_values
 from utils.config.registry import NORMS, Entry
 
@@ -29,8 +30,6 @@ class NormFactory:
     """Builds the norm layers of one network: `factory(64, spatial=(32, 32))`, or `norm_layer=factory`."""
 
     def __init__(self, entry: Entry, options: dict[str, Any]):
-        from backbone.norms.shared import SharedNormState
-
         self.entry = entry
         if "shared" in entry.traits:
             self.shared: SharedNormState = entry.traits["shared"](**options)

@@ -61,8 +61,6 @@ class AdaptiveBalance(BatchNormFamily):
         self.psi = nn.ParameterList()  # one (layers,) vector per group seen, so that it grows by appending
         self.stacked_psi: Tensor | None = None  # psi as one tensor while a compiled graph needs it
 
-    # --- groups and psi -------------------------------------------------------------------------------------------
-
     def begin_task(self, n_classes: int) -> list[nn.Parameter]:
         return self.grow({"task": len(self.psi) + 1, "class": n_classes, "source": 2, "none": 0}[self.balance_groups])
 
@@ -101,8 +99,6 @@ class AdaptiveBalance(BatchNormFamily):
     def penalty_weight(self, task: int, replayed: bool) -> float:
         has_penalty = task >= self.options["ada_t0"] and (replayed or self.options["penalty_steps"] == "all")
         return self.options["lambd"] if has_penalty else 0.0
-
-    # --- the algorithm, for all layers at once --------------------------------------------------------------------
 
     def momentum(self, layer: FamilyBatchNorm) -> Tensor:
         return layer.eta

@@ -17,9 +17,8 @@ from utils.config.options import Option, integer
 from utils.config.registry import NORMS
 
 R_MAX, D_MAX = 3.0, 5.0
-WARMUP = Option(
-    "brn_warmup", integer(0), "Updates over which brn departs from bn: r_max 1 to 3, d_max 0 to 5.", default=1000
-)
+TEXT = "Updates over which brn departs from bn: r_max 1 to 3, d_max 0 to 5."
+WARMUP = Option("brn_warmup", integer(0), TEXT, default=1000)
 
 
 class BatchRenorm(BatchNorm):

@@ -5,9 +5,8 @@ from backbone.norms import fidelity_option
 from backbone.norms.group_norm import GROUPS, check_groups
 from utils.config.registry import NORMS
 
-AFFINE = fidelity_option(
-    "cn_affine", "frozen", "learned", "Scale and shift of cn's batch normalization: frozen at 1 and 0, or learned."
-)
+TEXT = "Scale and shift of cn's batch normalization: frozen at 1 and 0, or learned."
+AFFINE = fidelity_option("cn_affine", "frozen", "learned", TEXT)
 
 
 @NORMS.register("cn", help="continual normalization: groups, then the batch", options=(GROUPS, AFFINE))

@@ -63,13 +63,10 @@ class BatchNormFamily(SharedNormState):
         from backbone.adab2n.c_passes import compile_error
 
         if self.impl == "compiled" and (device.type == "cuda" or compile_error()):
-            raise UsageError(
-                f"--norm_impl compiled needs a CPU and a C compiler ({compile_error() or device}); use auto"
-            )
+            lack = compile_error() or device
+            raise UsageError(f"--norm_impl compiled needs a CPU and a C compiler ({lack}); use auto")
         if self.impl == "auto" and device.type == "cpu" and (reason := compile_error()):
             print(f"note: {reason}; norm layers use tensor operations: same numbers, slower", file=sys.stderr)
-
-    # --- what a member decides ------------------------------------------------------------------------------------
 
     def momentum(self, layer: FamilyBatchNorm) -> float | Tensor:
         """Return the momentum of the layer's next running update; a tensor where it changes with every batch."""
@@ -84,8 +81,6 @@ class BatchNormFamily(SharedNormState):
     ) -> Tensor | None:
         """Return the penalty, after the running statistics moved towards the (differentiable) ones of the batch."""
         return None
-
-    # --- the course of a forward pass -----------------------------------------------------------------------------
 
     @contextmanager
     def forward_pass(self, groups: Tensor | None, *, penalized: bool = False) -> Iterator[FamilyPass]:

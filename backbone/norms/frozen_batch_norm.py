@@ -53,12 +53,9 @@ class FrozenBatchNorm(BatchNorm):
         return F.batch_norm(a, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
-@NORMS.register(
-    "bn_frozen",
-    help="BN whose statistics stay as they are after --freeze_after tasks",
-    options=(FREEZE_AFTER,),
-    shared=TasksBegun,
-    needs_past_tasks=True,
-)
+HELP = "BN whose statistics stay as they are after --freeze_after tasks"
+
+
+@NORMS.register("bn_frozen", help=HELP, options=(FREEZE_AFTER,), shared=TasksBegun, needs_past_tasks=True)
 def frozen_batch_norm(channels: int, *, spatial: tuple[int, ...] | None, shared: TasksBegun) -> FrozenBatchNorm:
     return FrozenBatchNorm(channels, shared)

@@ -31,15 +31,11 @@ class GroupNorm(nn.Module):
 def check_groups(groups: int, channels: int, spatial: tuple[int, ...] | None) -> None:
     """Raise a UsageError if groups do not divide the channels, or have one value each."""
     if channels % groups:
-        raise UsageError(
-            f"{groups} groups do not divide {channels} channels; set --groups to a divisor, or choose a width of the "
-            f"network that is a multiple of {groups}"
-        )
+        advice = f"set --groups to a divisor, or choose a width of the network that is a multiple of {groups}"
+        raise UsageError(f"{groups} groups do not divide {channels} channels; {advice}")
     if spatial is not None and channels // groups * math.prod(spatial) == 1:
-        raise UsageError(
-            "normalization of a single value is always zero: use another --norm, fewer --groups, "
-            "or a larger image with a convolutional backbone"
-        )
+        advice = "use another --norm, fewer --groups, or a larger image with a convolutional backbone"
+        raise UsageError(f"normalization of a single value is always zero: {advice}")
 
 
 @NORMS.register("gn", help="group normalization, --groups groups", options=(GROUPS,))

@@ -7,9 +7,8 @@ from backbone.norms.group_norm import EPS, GroupNorm
 from utils.config.registry import NORMS
 from utils.errors import UsageError
 
-AFFINE = fidelity_option(
-    "ln_affine", "element", "channel", "Scale and shift of ln: one per element of the map, or one per channel."
-)
+TEXT = "Scale and shift of ln: one per element of the map, or one per channel."
+AFFINE = fidelity_option("ln_affine", "element", "channel", TEXT)
 
 
 @NORMS.register("ln", help="layer normalization", options=(AFFINE,))
@@ -17,7 +16,5 @@ def layer_norm(channels: int, *, spatial: tuple[int, ...] | None, ln_affine: str
     if ln_affine == "channel":
         return GroupNorm(1, channels, spatial)
     if spatial is None:
-        raise UsageError(
-            "--ln_affine element needs the size of every feature map, which this backbone does not give; use channel"
-        )
+        raise UsageError("--ln_affine element needs map sizes, which this backbone does not give; use channel")
     return nn.LayerNorm((channels, *spatial), eps=EPS)

@@ -58,9 +58,6 @@ def finished(selection: Selection) -> list[dict[str, Any]]:
     return [record for record in selection.runs.all_records() if record["config"].get("num_filters") == width]
 
 
-# --- numbers as text --------------------------------------------------------------------------------------------------
-
-
 def difference(value: float | None) -> str:
     return "–" if value is None else f"{value:+.1f}"
 
@@ -70,8 +67,7 @@ def interval(paired: Paired) -> str:
 
 
 def numbers(paired: Paired) -> str:
-    limits = "" if paired.interval is None else f" {interval(paired)}"
-    return f"{difference(paired.mean)}{limits}, n = {paired.n}"
+    return f"{difference(paired.mean)} {interval(paired)}".removesuffix(" –") + f", n = {paired.n}"
 
 
 def number(result: Result | None) -> str:
@@ -82,9 +78,6 @@ def number(result: Result | None) -> str:
     spread = "" if result.std is None else f" ± {result.std:.1f}"
     paper = "" if result.paper is None else f"; paper {result.paper:.1f}"
     return f"{result.mean:.1f}{spread} (n = {result.n}{paper})"
-
-
-# --- README and page --------------------------------------------------------------------------------------------------
 
 
 def render(template: str, selection: Selection, **values: Any) -> str:
@@ -200,9 +193,6 @@ def own_plans(measured: Path) -> Iterator[tuple[Plan, Selection]]:
         study = read_study(path)
         selection = Selection("fixed", Runs(study.preset(), EMPTY_DIR, measured=measured), study.seeds)
         yield from ((plan, selection) for plan in study.plans().values())
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def expected_files() -> dict[Path, str]:

@@ -31,8 +31,6 @@ ETA = 0.1  # the paper's momentum
 TIE = 1e-14  # distances closer than this are the same
 SCANNED, ZOOMS, POINTS = 300, 12, 21
 
-# --- momenta ----------------------------------------------------------------------------------------------------------
-
 
 def ema(steps: int, eta: float = ETA) -> np.ndarray:
     """Exponential moving average: BN."""
@@ -55,9 +53,6 @@ def kappa_momentum(steps: int, kappa: float, eta: float = ETA) -> np.ndarray:
     while len(etas) < steps:
         etas.append(etas[-1] / (etas[-1] + (1 - eta) ** kappa))
     return np.array(etas)
-
-
-# --- weights ----------------------------------------------------------------------------------------------------------
 
 
 def task_lengths(tasks: int, batches: int | Lengths) -> np.ndarray:
@@ -116,9 +111,6 @@ def weights_of_tasks(masses: np.ndarray, r: Share, *, printed: bool = False) -> 
     replayed = (masses * (1 - shares))[1:] / (tasks - 1 if printed else seen[:-1])
     weights = masses * shares + np.append(np.cumsum(replayed[::-1])[::-1], 0.0)
     return weights / weights.sum()
-
-
-# --- balance ----------------------------------------------------------------------------------------------------------
 
 
 def distance(weights: np.ndarray) -> float:

@@ -84,8 +84,7 @@ def compare(old: tuple[dict[str, Any], dict[str, Any]], new: tuple[dict[str, Any
             print(f"note: {name} was {about.get(name)}, is {new_about.get(name)}")
     rows = [["", "old", "new", "new / old", ""]]
     for name in (name for name in after if name in before):
-        first, second = before[name], after[name]
-        mark = ""
+        first, second, mark = before[name], after[name], ""
         if isinstance(first, dict):
             mark = "differs" if second["low"] > first["high"] or first["low"] > second["high"] else ""
             first, second = first["ratio"], second["ratio"]

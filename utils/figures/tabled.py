@@ -52,10 +52,9 @@ def gains(table: Table) -> Drawing | None:
         axes.axhline(0, color=ink(), linewidth=0.6)
         axes.set_title(", ".join(panel))
     labels = [row[1].replace(", M", "\nM").replace("Split ", "") for row in rows]
-    for line in grid:
-        line[0].set_ylabel("gain over BN, points")
-    for axes in grid[1]:
-        axes.set_xticks(range(len(rows)), labels, fontsize=6)
+    for left, lower in zip(grid[:, 0], grid[1], strict=True):
+        left.set_ylabel("gain over BN, points")
+        lower.set_xticks(range(len(rows)), labels, fontsize=6)
     legend_above(figure, grid.flat[0])
     return figure
 
@@ -184,11 +183,11 @@ def accuracy_matrix(record: dict) -> Drawing:
 def loss_curve(folder: Path) -> Drawing | None:
     """Draw the loss in the run's log."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    logged = [line for line in lines if line["event"] == "log" and line["loss"] is not None]
-    if not logged:
+    points = [(line["step"], line["loss"]) for line in lines if line["event"] == "log" and line["loss"] is not None]
+    if not points:
         return None
     figure, [[axes]] = grid_of_axes(1, 1, 2.2, COLUMN)
-    axes.plot([line["step"] for line in logged], [line["loss"] for line in logged], color=ink())
+    axes.plot(*zip(*points, strict=True), color=ink())
     mark_steps(axes, [line["step"] for line in lines if line["event"] == "evaluation"])
     axes.set(xlabel="step", ylabel="loss")
     return figure

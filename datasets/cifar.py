@@ -21,7 +21,6 @@ from utils.config.options import Rule
 from utils.data.augment import Crop, Flip
 from utils.packages import import_or_usage_error
 
-TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
 LAMBDA_OF_DERPP = (  # chosen on held-out training images of both data sets: docs/defaults.md
     Rule({"lambd": 0.1}, when={"model": "derpp"}),
     Rule({"lambd": 0.001}, when={"model": "derpp", "penalty_norm": "sum"}),
@@ -36,10 +35,6 @@ class Cifar(CachedImages):
     torchvision_name: str
     class_names: str  # in the order of the labels
     content: str  # digest of all images and labels
-
-    def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
-        per_class = TRAIN_IMAGES // self.n_classes, TEST_IMAGES // self.n_classes
-        return np.full(self.n_classes, per_class[0]), np.full(self.n_classes, per_class[1])
 
     def names(self, config: Config) -> list[str]:
         return self.class_names.split()

@@ -121,11 +121,15 @@ class RawData:
     test_images: np.ndarray
     test_labels: np.ndarray
 
+    @property
+    def splits(self) -> tuple[Split, Split]:
+        return (self.train_images, self.train_labels), (self.test_images, self.test_labels)
+
 
 def by_content(raw: RawData) -> RawData:
     """Return the data sorted by label and content, so that the order of the source does not matter."""
     arrays = []
-    for images, labels in ((raw.train_images, raw.train_labels), (raw.test_images, raw.test_labels)):
+    for images, labels in raw.splits:
         images = np.ascontiguousarray(images)
         digests = np.array([hashlib.sha256(image).digest() for image in images], dtype="V32")
         order = np.lexsort((*digests.view(">u8").reshape(-1, 4).T, labels))
@@ -136,7 +140,7 @@ def by_content(raw: RawData) -> RawData:
 def content_digest(raw: RawData) -> str:
     """Return a digest of all images and labels, in their order."""
     digest = hashlib.sha256()
-    for array in (raw.train_images, raw.train_labels, raw.test_images, raw.test_labels):
+    for array in (array for split in raw.splits for array in split):
         digest.update(f"{array.dtype.str} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]
@@ -277,10 +281,13 @@ class ClassDataset(Dataset):
         return np.argsort(class_indices(config.class_order, self.names(config), self.name))
 
     def stream(self, config: Config, spec: StreamSpec) -> Stream:
-        raw = self._read(config)
         label_of = self.stream_labels(config, spec.n_classes)
-        train = in_task_order(raw.train_images, label_of[raw.train_labels], spec, spec.train_sizes)
-        test = in_task_order(raw.test_images, label_of[raw.test_labels], spec, spec.test_sizes)
+        train, test = (
+            in_task_order(images, label_of[labels], spec, sizes)
+            for (images, labels), sizes in zip(
+                self._read(config).splits, (spec.train_sizes, spec.test_sizes), strict=True
+            )
+        )
         return self._stream(config, spec, train, test)
 
 
@@ -309,8 +316,7 @@ class DomainDataset(Dataset):
         return self._spec(config, len(train), *sizes)
 
     def stream(self, config: Config, spec: StreamSpec) -> Stream:
-        raw = self._read(config)
-        train, test = (raw.train_images, raw.train_labels), (raw.test_images, raw.test_labels)
+        train, test = self._read(config).splits
         for (images, _), sizes in ((train, spec.train_sizes), (test, spec.test_sizes)):
             if len(images) != sizes[0]:
                 raise UsageError(f"the files of {spec.name} hold {len(images)} images instead of {sizes[0]}")

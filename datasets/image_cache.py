@@ -15,7 +15,7 @@ import numpy as np
 from filelock import FileLock
 
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, Config, Dataset, RawData
-from datasets.image_files import DECODING, ImageFiles, decode, read_file
+from datasets.image_files import DECODING, ImageFiles, check_counts, decode, read_file
 from utils.config.options import Option
 from utils.console import log
 from utils.files import remove_temporaries, write_atomically
@@ -34,6 +34,7 @@ class FromFiles(Dataset):
     """A data set of image files. Subclasses override `files`."""
 
     resize = False  # whether images of another size are resized, or refused
+    images_per_class: tuple[int, int] | None = None  # for training and for testing, if all classes have the same
     _listed: ImageFiles | None = None
     _arrays: dict[str, np.ndarray] | None = None  # decoded for the fingerprint, until they are read
 
@@ -48,10 +49,15 @@ class FromFiles(Dataset):
     def listed_files(self, config: Config) -> ImageFiles:
         if self._listed is None:
             self._listed = self.files(config)
+            if self.images_per_class:
+                check_counts(self._listed, self.n_classes, *self.images_per_class)
         return self._listed
 
     def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
-        return self.listed_files(config).sizes()
+        if self.images_per_class is None:
+            return self.listed_files(config).sizes()
+        train, test = self.images_per_class
+        return np.full(self.n_classes, train), np.full(self.n_classes, test)
 
     def names(self, config: Config) -> Sequence[str]:
         return self.listed_files(config).classes

@@ -98,8 +98,10 @@ def files_by_label(root: Path, groups: Sequence[Sequence[Path]]) -> Files:
     return Files(np.array(names), np.arange(len(groups)).repeat([len(group) for group in groups]))
 
 
-def check_counts(files: ImageFiles, train: int, test: int) -> None:
-    """Raise a UsageError unless every class has this number of training and test images."""
+def check_counts(files: ImageFiles, n_classes: int, train: int, test: int) -> None:
+    """Raise a UsageError unless there are so many classes, each with this number of training and test images."""
+    if not len(files.classes) == len(set(files.classes)) == n_classes:
+        raise UsageError(f"{files.root} has {len(set(files.classes))} classes instead of {n_classes}, each once")
     for part, sizes, expected in zip(("train", "test"), files.sizes(), (train, test), strict=True):
         for name, size in zip(files.classes, sizes.tolist(), strict=True):
             if size != expected:

@@ -23,7 +23,7 @@ DERPP = ("derpp", "derpp_lider")
 class SeqCifar10(Cifar):
     name = "seq-cifar10"
     torchvision_name = "CIFAR10"
-    n_classes = 10
+    n_classes, images_per_class = 10, (5000, 1000)
     class_names = "airplane automobile bird cat deer dog frog horse ship truck"
     content = "98c0f59ce43d8ef1"
     mean = (0.4914, 0.4822, 0.4465)

@@ -20,7 +20,7 @@ from utils.config.registry import DATASETS
 class SeqCifar100(Cifar):
     name = "seq-cifar100"
     torchvision_name = "CIFAR100"
-    n_classes = 100
+    n_classes, images_per_class = 100, (500, 100)
     class_names = (
         "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly "
         "camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup "

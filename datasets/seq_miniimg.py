@@ -1,13 +1,8 @@
 """`seq-miniimg`: Split Mini-ImageNet, 20 tasks of 5 classes, 84x84 pixels, 500 training and 100 test images a class.
 
-There is no public download, so the files come from the user, in one of three layouts below --base_path:
-
-- four arrays `train_x.npy train_y.npy test_x.npy test_y.npy` (uint8, NHWC);
-- the three few-shot pickles `mini-imagenet-cache-{train,val,test}.pkl`. The first 500 images of every class are for
-  training, the last 100 for testing;
-- images of 84x84 pixels `MiniImageNet/train/<class>/*` and `MiniImageNet/test/<class>/*`, which are decoded once.
-
-Labels of the latter two follow the sorted names of the classes.
+The user's files below --base_path are four arrays `{train,test}_{x,y}.npy` (uint8, NHWC), the three few-shot pickles
+`mini-imagenet-cache-{train,val,test}.pkl`, of which the first 500 images of every class are for training and the last
+100 for testing, or images `MiniImageNet/{train,test}/<class>/*`. Labels of the latter two follow the sorted names.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ import numpy as np
 
 from datasets.dataset import Config, RawData
 from datasets.image_cache import CACHED_OPTIONS, CachedImages
-from datasets.image_files import ImageFiles, check_counts, list_images
+from datasets.image_files import ImageFiles, list_images
 from datasets.numpy_pickle import load_numpy_pickle
 from utils.config.options import ByFidelity, Rule
 from utils.config.registry import DATASETS
@@ -31,7 +26,6 @@ from utils.errors import DataMissing, UsageError
 ARRAYS = ("train_x.npy", "train_y.npy", "test_x.npy", "test_y.npy")
 TREE = "MiniImageNet"
 PICKLES = tuple(f"mini-imagenet-cache-{part}.pkl" for part in ("train", "val", "test"))
-TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
 
 
 @DATASETS.register(
@@ -43,26 +37,18 @@ TRAIN_PER_CLASS, TEST_PER_CLASS = 500, 100
         Rule({"lambd": 1e-5}, when={"penalty_norm": "sum"}),
         Rule({"alpha": 0.3, "beta": 0.8}, when={"model": ("derpp", "derpp_lider")}),
         # The released code decays at epoch 35 (60 and 75 lie past the last) and never undoes it.
-        Rule(
-            {
-                "lr_milestones": (35, 60, 75),
-                "lr_factor": 0.2,
-                "lr_restart": ByFidelity(official="never", paper="task"),
-            },
-            when={"scenario": "offline"},
-        ),
+        Rule({"lr_milestones": (35, 60, 75), "lr_factor": 0.2}, when={"scenario": "offline"}),
+        Rule({"lr_restart": ByFidelity(official="never", paper="task")}, when={"scenario": "offline"}),
     ),
 )
 class SeqMiniImageNet(CachedImages):
     name = "seq-miniimg"
     n_classes = 100
+    images_per_class: tuple[int, int] = (500, 100)
     image_shape = (3, 84, 84)
     mean = (0.47313006, 0.44905752, 0.40378186)
     std = (0.27292014, 0.26559181, 0.27953038)
     augmentation = (Crop(padding=4), Flip())
-
-    def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
-        return np.full(self.n_classes, TRAIN_PER_CLASS), np.full(self.n_classes, TEST_PER_CLASS)
 
     def fingerprint(self, config: Config) -> str:
         """Return a digest of the files: there is no canonical Mini-ImageNet to compare them with."""
@@ -78,11 +64,8 @@ class SeqMiniImageNet(CachedImages):
         files = _files(Path(config.base_path))
         if files is None:
             return super().read(config)
-        raw = read_arrays(files) if files[0].name in ARRAYS else read_pickles(files)
-        for part, images, labels, per_class in (
-            ("train", raw.train_images, raw.train_labels, TRAIN_PER_CLASS),
-            ("test", raw.test_images, raw.test_labels, TEST_PER_CLASS),
-        ):
+        raw, arrays = read_arrays(files) if files[0].name in ARRAYS else read_pickles(files, *self.images_per_class), []
+        for part, (images, labels), per_class in zip(("train", "test"), raw.splits, self.images_per_class, strict=True):
             expected = np.arange(self.n_classes).repeat(per_class)
             shape = (len(expected), *self.image_shape[1:], 3)
             is_fit = images.shape == shape and images.dtype == np.uint8
@@ -91,12 +74,8 @@ class SeqMiniImageNet(CachedImages):
                     f"{config.base_path}: the {part} images are {images.dtype} of shape {images.shape}; Mini-ImageNet "
                     f"has uint8 of shape {shape}, {per_class} for each label from 0 to {self.n_classes - 1}"
                 )
-        return RawData(
-            raw.train_images.transpose(0, 3, 1, 2),
-            raw.train_labels.astype(np.int64),
-            raw.test_images.transpose(0, 3, 1, 2),
-            raw.test_labels.astype(np.int64),
-        )
+            arrays += [images.transpose(0, 3, 1, 2), labels.astype(np.int64)]
+        return RawData(*arrays)
 
     def names(self, config: Config) -> Sequence[str]:
         """Return the names of a tree's classes; the other layouts have indices."""
@@ -104,11 +83,7 @@ class SeqMiniImageNet(CachedImages):
 
     def files(self, config: Config) -> ImageFiles:
         """Return the files of the tree."""
-        files = list_images(Path(config.base_path) / TREE)
-        if len(files.classes) != self.n_classes:
-            raise UsageError(f"{files.root / 'train'} has {len(files.classes)} classes instead of {self.n_classes}")
-        check_counts(files, TRAIN_PER_CLASS, TEST_PER_CLASS)
-        return files
+        return list_images(Path(config.base_path) / TREE)
 
 
 def _files(folder: Path) -> list[Path] | None:
@@ -141,7 +116,7 @@ def read_arrays(files: list[Path]) -> RawData:
     return RawData(*arrays)
 
 
-def read_pickles(files: list[Path]) -> RawData:
+def read_pickles(files: list[Path], n_train: int, n_test: int) -> RawData:
     """Return the classes of all three files, labelled by sorted synset."""
     images_of: dict[str, np.ndarray] = {}
     for path in files:
@@ -151,16 +126,12 @@ def read_pickles(files: list[Path]) -> RawData:
             images_of |= {str(synset): images[np.asarray(rows)] for synset, rows in content["class_dict"].items()}
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise UsageError(f"{path} does not hold image_data and class_dict: {error!r}") from error
-    ordered = [images_of[synset] for synset in sorted(images_of)]
-    shapes = {images.shape for images in ordered}
-    if len(shapes) != 1 or len(ordered[0]) < TRAIN_PER_CLASS + TEST_PER_CLASS:
+    shapes = {images.shape for images in images_of.values()}
+    if len(shapes) != 1 or min(shapes)[0] < n_train + n_test:
         raise UsageError(
-            f"{files[0].parent}: the classes have images of the shapes {sorted(shapes)}; all need the same, with "
-            f"{TRAIN_PER_CLASS + TEST_PER_CLASS} images"
+            f"{files[0].parent}: classes have images of the shapes {sorted(shapes)}; all need the same, "
+            f"{n_train + n_test} images"
         )
-    return RawData(
-        np.concatenate([images[:TRAIN_PER_CLASS] for images in ordered]),
-        np.arange(len(ordered)).repeat(TRAIN_PER_CLASS),
-        np.concatenate([images[-TEST_PER_CLASS:] for images in ordered]),
-        np.arange(len(ordered)).repeat(TEST_PER_CLASS),
-    )
+    labels, parts = np.arange(len(images_of)), (slice(n_train), slice(-n_test, None))
+    train, test = (np.concatenate([images_of[synset][part] for synset in sorted(images_of)]) for part in parts)
+    return RawData(train, labels.repeat(n_train), test, labels.repeat(n_test))

@@ -89,6 +89,5 @@ class StreamedDomains(StreamedImages):
         return self._spec(config, train.shape[1], train.sum(1), test.sum(1))
 
     def stream(self, config: Config, spec: StreamSpec) -> Stream:
-        raw = self._read(config)  # with --validation, it holds out a share of every class of every domain
-        train, test = (raw.train_images, raw.train_labels), (raw.test_images, raw.test_labels)
-        return self._stream(config, spec, *((names, labels % spec.n_classes) for names, labels in (train, test)))
+        splits = self._read(config).splits  # --validation holds out a share of every class of every domain
+        return self._stream(config, spec, *((names, labels % spec.n_classes) for names, labels in splits))

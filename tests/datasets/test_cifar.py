@@ -13,7 +13,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from datasets import cifar, image_cache
+from datasets import image_cache
 from datasets.dataset import RawData, by_content, content_digest
 from datasets.seq_cifar10 import SeqCifar10
 from datasets.seq_cifar100 import SeqCifar100
@@ -99,8 +99,8 @@ def no_network(monkeypatch):
 
 def shrink(name, root, monkeypatch):
     """Expect a small CIFAR, whose files are below `root` once they are written."""
-    monkeypatch.setattr(cifar, "TRAIN_IMAGES", TRAIN_IMAGES[name])
-    monkeypatch.setattr(cifar, "TEST_IMAGES", TEST_IMAGES[name])
+    per_class = tuple(sizes[name] // DATASET[name].n_classes for sizes in (TRAIN_IMAGES, TEST_IMAGES))
+    monkeypatch.setattr(DATASET[name], "images_per_class", per_class)
     small = Small(name, root)
     raw = RawData(small.images["train"], small.labels["train"], small.images["test"], small.labels["test"])
     monkeypatch.setattr(DATASET[name], "content", content_digest(by_content(raw)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import image_cache, seq_miniimg
+from datasets import image_cache
 from datasets.numpy_pickle import load_numpy_pickle
 from datasets.seq_miniimg import PICKLES, TREE, SeqMiniImageNet
 from utils.config.resolve import resolve
@@ -19,8 +19,7 @@ SYNSETS = [f"n{number:08d}" for number in (70, 10, 90, 30, 50, 20, 80, 40, 100, 
 
 def shrink(monkeypatch):
     """Expect a Mini-ImageNet of 10 classes with 4 training and 2 test images of 6x6 pixels."""
-    monkeypatch.setattr(seq_miniimg, "TRAIN_PER_CLASS", TRAIN)
-    monkeypatch.setattr(seq_miniimg, "TEST_PER_CLASS", TEST)
+    monkeypatch.setattr(SeqMiniImageNet, "images_per_class", (TRAIN, TEST))
     monkeypatch.setattr(SeqMiniImageNet, "n_classes", N_CLASSES)
     monkeypatch.setattr(SeqMiniImageNet, "image_shape", (3, SIZE, SIZE))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import image_cache, seq_tinyimg
+from datasets import image_cache
 from datasets.seq_tinyimg import FOLDER, SeqTinyImageNet
 from utils.config.resolve import resolve
 from utils.data.augment import Crop, Flip
@@ -14,8 +14,7 @@ TRAIN, TEST, SIZE = 3, 2, 64
 
 
 def shrink(monkeypatch):
-    monkeypatch.setattr(seq_tinyimg, "TRAIN_PER_CLASS", TRAIN)
-    monkeypatch.setattr(seq_tinyimg, "TEST_PER_CLASS", TEST)
+    monkeypatch.setattr(SeqTinyImageNet, "images_per_class", (TRAIN, TEST))
     monkeypatch.setattr(SeqTinyImageNet, "n_classes", len(CLASSES))
 
 

@@ -56,8 +56,8 @@ class Cifar(CachedImages):
 
         def arrays(download: bool) -> RawData:
             parts = [reader(root, train=train, download=download) for train in (True, False)]
-            (train, train_labels), (test, test_labels) = ((part.data, np.array(part.targets)) for part in parts)
-            return RawData(train.transpose(0, 3, 1, 2), train_labels, test.transpose(0, 3, 1, 2), test_labels)
+            splits = ((part.data.transpose(0, 3, 1, 2), np.array(part.targets)) for part in parts)
+            return RawData(*(array for split in splits for array in split))
 
         with suppress(OSError, RuntimeError):  # missing or incomplete
             return arrays(download=False)

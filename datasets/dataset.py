@@ -78,19 +78,12 @@ def _check_task_classes(config: dict[str, Any], explicit: dict[str, Any]) -> Non
 BASE_PATH = Option("base_path", str, "Folder with the data.", default="data", changes_numbers=False)
 N_TASKS = Option("n_tasks", integer(1), "Number of tasks; the classes are split into them, or all tasks share them.")
 VALIDATION = Option(
-    "validation",
-    number(0, 1, exclusive=True),
-    "Hold out this share of every class's training data, and evaluate on it instead of the test set.",
+    "validation", number(0, 1, exclusive=True), "Evaluate on this share of the training data, held out."
 )
 DOMAIN_OPTIONS = (N_TASKS, VALIDATION)
 SPLIT_OPTIONS = (
     N_TASKS,
-    Option(
-        "class_order_seed",
-        integer(0),
-        "Seed of the class order; 0 is the data set's own order (default: --seed).",
-        default=SameAs("seed"),
-    ),
+    Option("class_order_seed", integer(0), "Seed of the class order; 0 keeps it (default: --seed).", SameAs("seed")),
     Option(
         "class_order",
         class_list,
@@ -331,10 +324,8 @@ def class_indices(words: Sequence[str], names: Sequence[str], dataset: str) -> l
     known = max(by_name, by_index, key=lambda index_of: sum(word in index_of for word in words))
     given, wanted = Counter(words), Counter([*known])
     if wrong := [*(given - wanted), *(wanted - given)]:
-        raise UsageError(
-            f"--class_order: {wrong[0][:80]!r} is unknown, missing or there more than once; give all {len(names)} "
-            f"classes of {dataset} by name, or all by index from 0"
-        )
+        advice = f"give all {len(names)} classes of {dataset} by name, or all by index from 0"
+        raise UsageError(f"--class_order: {wrong[0][:80]!r} is unknown, missing or there more than once; {advice}")
     return [known[word] for word in words]
 
 
@@ -343,9 +334,7 @@ def in_task_order(images: np.ndarray, labels: np.ndarray, spec: StreamSpec, size
     tasks = np.arange(spec.n_tasks).repeat([len(spec.classes_of(task)) for task in range(spec.n_tasks)])[labels]
     counts = tuple(np.bincount(tasks, minlength=spec.n_tasks).tolist())
     if counts != sizes:
-        raise UsageError(
-            f"the files of {spec.name} hold {counts} images for its tasks instead of {sizes}; are they complete?"
-        )
+        raise UsageError(f"the files of {spec.name} hold {counts} images for its tasks instead of {sizes}; add files")
     order = np.argsort(tasks, kind="stable")
     return images[order], labels[order]
 
@@ -356,11 +345,10 @@ def held_out_count(size: int | np.ndarray, share: float) -> np.ndarray:
 
 def with_validation(raw: RawData, share: float) -> RawData:
     """Return the data with a share of every class's training data in place of the test data, whatever the seed."""
-    chosen = np.zeros(len(raw.train_labels), dtype=bool)
-    for label in np.unique(raw.train_labels):
-        members = np.flatnonzero(raw.train_labels == label)
+    images, labels = raw.train_images, raw.train_labels
+    chosen = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
         count = held_out_count(len(members), share)
         chosen[generator(0, "validation", int(label)).permutation(members)[:count]] = True
-    return RawData(
-        raw.train_images[~chosen], raw.train_labels[~chosen], raw.train_images[chosen], raw.train_labels[chosen]
-    )
+    return RawData(images[~chosen], labels[~chosen], images[chosen], labels[chosen])

@@ -23,27 +23,11 @@ from utils.data.random import generator
 from utils.data.stream import StreamSpec
 from utils.errors import UsageError
 
-
-def domain_names(words: str) -> tuple[str, ...]:
-    """Option type: folder names separated by commas."""
-    return tuple(words.split(","))
-
-
 OPTIONS = (
     BASE_PATH,
-    Option("domains", domain_names, "Folders of the domains, in their order (default: all, by name)."),
-    Option(
-        "test_share",
-        number(0, 1, exclusive=True),
-        "Share of every class's images for testing, if a domain has no folders train and test.",
-        default=0.2,
-    ),
-    Option(
-        "image_size",
-        integer(1, 2048),
-        "Width and height in pixels that the network sees; images are stored 8/7 as large.",
-        default=SEEN,
-    ),
+    Option("domains", lambda text: tuple(text.split(",")), "Folders of the domains in order (default: all, by name)."),
+    Option("test_share", number(0, 1, exclusive=True), "Share for testing, without folders train and test.", 0.2),
+    Option("image_size", integer(1, 2048), "Width and height in pixels that the network sees.", default=SEEN),
     *DOMAIN_STREAM_OPTIONS,
 )
 

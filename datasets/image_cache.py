@@ -20,12 +20,7 @@ from utils.config.options import Option
 from utils.console import log
 from utils.files import remove_temporaries, write_atomically
 
-CACHE_PATH = Option(
-    "cache_path",
-    str,
-    "Folder for the cache of decoded images, or of their digest if they are streamed (default: --base_path).",
-    changes_numbers=False,
-)
+CACHE_PATH = Option("cache_path", str, "Folder for decoded images (default: --base_path).", changes_numbers=False)
 CACHED_OPTIONS = (BASE_PATH, *SPLIT_OPTIONS, CACHE_PATH)
 Content = tuple[str, dict[str, np.ndarray]]  # digest of the image files, and the decoded images
 
@@ -87,10 +82,8 @@ class FromFiles(Dataset):
                     remove_temporaries(path)  # of killed processes
                     write_atomically(path, lambda file: file.write(save(arrays, metadata={"content": digest})))
         except OSError as error:
-            log.info(
-                f"cannot write the image cache {path} ({error.strerror}), so every run reads all images; "
-                "set --cache_path to a writable folder"
-            )
+            advice = "so every run reads all images; set --cache_path to a writable folder"
+            log.info(f"cannot write the image cache {path} ({error.strerror}), {advice}")
         return content or self._decode(config)
 
     def _decode(self, config: Config) -> Content:
@@ -98,18 +91,17 @@ class FromFiles(Dataset):
         from tqdm import tqdm
 
         size = 0 if self.streamed or config.dry_run else self.image_shape[1]
-        digest, arrays, files = hashlib.sha256(), {}, self.listed_files(config)
-        total = len(files.train.names) + len(files.test.names)
-        with tqdm(total=total, desc="reading images", unit="img", disable=True if config.non_verbose else None) as bar:
-            for part, names in (("train", files.train.names), ("test", files.test.names)):
-                images = np.empty((len(names), 3, size, size), dtype=np.uint8)
-                for index, (key, path) in enumerate(files.digest_keys(part)):
-                    content = read_file(path)
-                    digest.update(key + f" {hashlib.sha256(content).hexdigest()}\n".encode())
-                    if size:
-                        images[index] = decode(path, content, size, resize=self.resize)
-                    bar.update()
-                arrays[f"{part}_images"] = images
+        digest, arrays = hashlib.sha256(), {}
+        for part in ("train", "test"):
+            files = [*self.listed_files(config).digest_keys(part)]
+            images = np.empty((len(files), 3, size, size), dtype=np.uint8)
+            bar = tqdm(files, desc=f"reading {part} images", unit="img", disable=True if config.non_verbose else None)
+            for index, (key, path) in enumerate(bar):
+                content = read_file(path)
+                digest.update(key + f" {hashlib.sha256(content).hexdigest()}\n".encode())
+                if size:
+                    images[index] = decode(path, content, size, resize=self.resize)
+            arrays[f"{part}_images"] = images
         if not size:
             return digest.hexdigest()[:16], {}
         arrays["mean"], arrays["std"] = channel_statistics(arrays["train_images"])

@@ -59,14 +59,11 @@ def list_images(root: Path, train_limit: int | None = None, test_limit: int | No
     """Return the images in `train/<class>/*` and `test/<class>/*`, at most the first so many of a class by name."""
     for part in ("train", "test"):
         if not (root / part).is_dir():
-            raise UsageError(
-                f"no folder {root / part}; point --base_path to a folder with train/<class>/* and test/<class>/*"
-            )
+            raise UsageError(f"no folder {root / part}; --base_path needs train/<class>/* and test/<class>/*")
     classes = sorted(path.name for path in (root / "train").iterdir() if path.is_dir())
     if not classes:
         raise UsageError(f"{root / 'train'} has no class folders; put the images into train/<class>/")
-    extra = {path.name for path in (root / "test").iterdir() if path.is_dir()} - set(classes)
-    if extra:
+    if extra := {path.name for path in (root / "test").iterdir() if path.is_dir()} - set(classes):
         raise UsageError(f"{root / 'test'} has classes without training images ({', '.join(sorted(extra))})")
     train, test = (
         files_by_label(root, [images_in(root / part / name, limit) for name in classes])

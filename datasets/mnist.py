@@ -23,12 +23,7 @@ SIDE = 28
 CONTENT = "f258fa836c0f4502"  # digest of all images and labels
 TRAIN_SIZES = np.array([5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
 TEST_SIZES = np.array([980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009])
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
 class Mnist(Dataset):
@@ -63,13 +58,12 @@ class Mnist(Dataset):
 def _files(base_path: Path) -> list[Path] | None:
     """Return the four files, plain or gzipped, in the first folder that has any of them; None if there are none."""
     for folder in (base_path / "MNIST" / "raw", base_path / "MNIST", base_path):
-        files = [path for name in FILES for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
-        first_of = {path.name.removesuffix(".gz"): path for path in reversed(files)}
-        if len(first_of) == len(FILES):
-            return [first_of[name] for name in FILES]
-        if files:
-            missing = ", ".join(name for name in FILES if name not in first_of)
-            raise DataMissing(f"{folder} has some files of MNIST, but not {missing}; add it, with or without .gz")
+        plain = [path if path.is_file() else path.with_name(f"{path.name}.gz") for path in map(folder.joinpath, FILES)]
+        missing = [path.stem for path in plain if not path.is_file()]
+        if not missing:
+            return plain
+        if len(missing) < len(FILES):
+            raise DataMissing(f"{folder} has some files of MNIST, but not {', '.join(missing)}; add it")
     return None
 
 

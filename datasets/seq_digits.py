@@ -46,11 +46,9 @@ class Digits(Dataset):
         images = np.round(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
         images = images.repeat(2, axis=2).repeat(2, axis=3)
         labels = table[:, -1].astype(np.int64)
-        nth_of_class = np.zeros(len(labels), dtype=int)
+        test = np.zeros(len(labels), dtype=bool)
         for digit in range(10):
-            members = labels == digit
-            nth_of_class[members] = np.arange(members.sum())
-        test = nth_of_class % TEST_EVERY == 0
+            test[np.flatnonzero(labels == digit)[::TEST_EVERY]] = True
         raw = RawData(images[~test], labels[~test], images[test], labels[test])
         if content_digest(raw) != CONTENT:
             raise UsageError(f"{digits_file()} does not hold the digits; install scikit-learn again")
@@ -66,6 +64,5 @@ class Digits(Dataset):
 class SeqDigits(Digits, ClassDataset):
     name = "seq-digits"
     image_shape = (1, 16, 16)
-    mean = (0.3053,)
-    std = (0.3760,)
+    mean, std = (0.3053,), (0.3760,)
     augmentation = (Crop(padding=1),)

@@ -1,12 +1,8 @@
 """`seq-imagenet-sub`: 100 classes of ImageNet in 10 tasks, 224x224 pixels (Table 9).
 
 Read from `ImageNet/{train,val}/<synset>/*` below --base_path, or from --base_path itself; its validation images are the
-test set. Papers differ in the 100 classes. --class_list FILE names them in the order of their labels, one synset
-per line. Without it they are the first 100 of the 1000 sorted synsets after a shuffle by numpy's
-`RandomState(1993)`, in that order.
-
-The paper has batches of 32, a buffer of 2000, and kappa and lambda of Split Mini-ImageNet. It does not state the rest:
-learning rate and DER++'s weights are Mini-ImageNet's here, and offline nothing decays, which is ours.
+test set. Papers differ in the 100 classes: --class_list names them. The paper has batches of 32, a buffer of 2000, and
+kappa and lambda of Split Mini-ImageNet; the rest is Mini-ImageNet's here, and offline nothing decays, which is ours.
 """
 
 from __future__ import annotations
@@ -66,12 +62,9 @@ class SeqImageNetSub(StreamedImages, ClassDataset):
 
 
 def draw_classes(root: Path) -> list[str]:
-    """Return the 100 classes that other papers drew."""
+    """Return the first 100 of the sorted synsets after a shuffle, as other papers drew them."""
     synsets = np.array(sorted(path.name for path in (root / "train").iterdir() if path.is_dir()))
     if len(synsets) != ALL_CLASSES:
-        raise UsageError(
-            f"{root / 'train'} has {len(synsets)} class folders, but {N_CLASSES} classes are drawn from {ALL_CLASSES}; "
-            "name the classes with --class_list FILE"
-        )
-    np.random.RandomState(SHUFFLE_SEED).shuffle(synsets)  # the generator that other papers drew them with
+        raise UsageError(f"{root / 'train'} has {len(synsets)} classes, not {ALL_CLASSES}; name 100 with --class_list")
+    np.random.RandomState(SHUFFLE_SEED).shuffle(synsets)
     return synsets[:N_CLASSES].tolist()

@@ -26,12 +26,7 @@ MOST_WORKERS = 4  # by default
 
 STREAM_OPTIONS = (
     CACHE_PATH,
-    Option(
-        "num_workers",
-        integer(0, 1024),
-        f"Processes that decode images, 0 for none (default: one per core, at most {MOST_WORKERS}); changes no number.",
-        changes_numbers=False,
-    ),
+    Option("num_workers", integer(0, 1024), "Processes to decode images (default: at most 4).", changes_numbers=False),
 )
 DOMAIN_STREAM_OPTIONS = (VALIDATION, *STREAM_OPTIONS)
 
@@ -50,17 +45,11 @@ class StreamedImages(FromFiles):
         return RawData(files.train.names, files.train.labels, files.test.names, files.test.labels)
 
     def _stream(self, config: Config, spec: StreamSpec, train: Split, test: Split, **fields: Any) -> Stream:
-        return FileStream(
-            spec,
-            Files(*train),
-            Files(*test),
-            ranges(spec.train_sizes),
-            ranges(spec.test_sizes),
-            seed=config.seed,
-            batch_size=config.batch_size,
-            decode=partial(_decode_by_name, self.listed_files(config), self.image_shape[1]),
-            num_workers=min(MOST_WORKERS, os.cpu_count() or 1) if config.num_workers is None else config.num_workers,
-        )
+        fields |= {"seed": config.seed, "batch_size": config.batch_size}
+        fields["decode"] = partial(_decode_by_name, self.listed_files(config), self.image_shape[1])
+        workers = min(MOST_WORKERS, os.cpu_count() or 1) if config.num_workers is None else config.num_workers
+        where = ranges(spec.train_sizes), ranges(spec.test_sizes)
+        return FileStream(spec, Files(*train), Files(*test), *where, num_workers=workers, **fields)
 
 
 def _decode_by_name(files: ImageFiles, size: int, name: bytes) -> np.ndarray:

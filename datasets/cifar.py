@@ -5,8 +5,6 @@ The images come from torchvision's files, downloaded and unpacked if need be, or
 and sorted within a class by content, so that every source gives the same run.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import partial
 from pathlib import Path

@@ -20,8 +20,6 @@ Example:
             return RawData(*(np.load(folder / f"{name}.npy") for name in ("train_x", "train_y", "test_x", "test_y")))
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os

@@ -7,8 +7,6 @@ ordered by name, or as in --domains. Settings are ours: the paper does not have 
     python main.py --model er --norm adab2n --dataset dom-folder --base_path PACS --domains photo,cartoon,sketch
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

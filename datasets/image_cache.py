@@ -5,8 +5,6 @@ kept in a cache file, together with the decoded images if they fit into memory. 
 of the images' names, sizes and modification times: if one of these changes, the images are read again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

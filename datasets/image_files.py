@@ -1,7 +1,5 @@
 """Image files: listing those of a data set, and decoding one."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator, Sequence

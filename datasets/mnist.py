@@ -4,8 +4,6 @@ They may be in `<base_path>/MNIST/raw`, where torchvision puts them, in `<base_p
 or gzipped. If there are none, torchvision downloads them. They are checked against a digest, and sorted by content.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import zlib

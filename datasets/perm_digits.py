@@ -3,8 +3,6 @@
 python main.py --model derpp --norm adab2n --dataset perm-digits
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from datasets.dataset import DOMAIN_OPTIONS, Config, RawData

@@ -3,8 +3,6 @@
 The first task is permuted too, as is common; to a network without convolutions it makes no difference.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What published data sets have in common: a download by one process at a time, and a digest to check the content."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar

@@ -3,8 +3,6 @@
 The angle depends on the seed and the task alone. Settings are those of `perm-mnist`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -5,8 +5,6 @@ digit is a test image. `python main.py --model derpp --norm adab2n --dataset seq
 on two CPU cores.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

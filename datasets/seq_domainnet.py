@@ -6,8 +6,6 @@ Read from its list files `<domain>_train.txt` and `<domain>_test.txt` with lines
 The paper has only the buffer of 2000; batches of 32 and the learning rate are those of ImageNet-sub, which is ours.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -7,8 +7,6 @@ images of more than 8 bits per channel are refused.
     python main.py --model er_ace --norm adab2n --dataset seq-folder --base_path photos --n_tasks 5
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -5,8 +5,6 @@ test set. Papers differ in the 100 classes: --class_list names them. The paper h
 kappa and lambda of Split Mini-ImageNet; the rest is Mini-ImageNet's here, and offline nothing decays, which is ours.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -5,8 +5,6 @@ The user's files below --base_path are four arrays `{train,test}_{x,y}.npy` (uin
 100 for testing, or images `MiniImageNet/{train,test}/<class>/*`. Labels of the latter two follow the sorted names.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from functools import cache

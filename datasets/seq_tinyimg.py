@@ -6,8 +6,6 @@ of each. The validation images are the test set, since the published test images
 Settings are ours: the paper does not have it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from datasets.dataset import Config

@@ -5,8 +5,6 @@ In training, the network sees a random resized crop of 224x224, flipped at rando
 are taken from the stored form, not from the original image, so that the stream and the buffer give the same.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The argument parser of all commands."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any, NoReturn
 

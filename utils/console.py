@@ -3,8 +3,6 @@
 Notes and warnings go through the logger `adab2n`: `logging.getLogger("adab2n").setLevel("ERROR")` silences them.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Files that are never half written, and locks that end with the process that holds them."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os

@@ -1,7 +1,5 @@
 """Packages that only some runs need."""
 
-from __future__ import annotations
-
 import importlib
 from importlib import metadata
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The options of the run itself and of its training loop, with their defaults per scenario and their checks."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import partial

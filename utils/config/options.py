@@ -4,8 +4,6 @@ Every owner (the loop, a data set, a model, a norm, a backbone) declares its opt
 sets defaults of options that are not its own. `utils.config.resolve` resolves all of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import re

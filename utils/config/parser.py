@@ -4,8 +4,6 @@ A file is TOML with one key per flag, such as `lr = 0.1`, as `--dry_run` prints 
 `config.json` of a run, of which only what identifies the run is used. Its values are checked as words of a command.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import textwrap

@@ -4,8 +4,6 @@ Every file of a folder is imported as a module of a package named after the fold
 other with `from . import`. A module is imported by its name. Both register their parts as the project's own files do.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """Names to builders. Each registry imports every module of its package on first use; there is no central list."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

@@ -4,8 +4,6 @@ A value is taken from, in this order: the explicit flag; the data set's rules; t
 the loop's rules for the scenario; the option's own default, where a switch follows `--fidelity`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any

@@ -5,8 +5,6 @@ is black, before normalization, as in torchvision's `RandomCrop(padding=...)`. A
 a larger stored image; it then crops the middle in testing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar

@@ -4,8 +4,6 @@ Which slot a sample is written to and which slots are drawn is decided on the ho
 Labels and tasks are mirrored on the host for the same reason.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from types import SimpleNamespace
 from typing import Any, ClassVar

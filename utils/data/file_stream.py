@@ -4,8 +4,6 @@ The order of the images is that of `TensorStream`. Workers draw nothing random: 
 form, which the buffer holds too, so results do not depend on their number.
 """
 
-from __future__ import annotations
-
 import atexit
 import re
 import signal

@@ -5,8 +5,6 @@ saving generator state, and switching on a probe or a logger cannot change a res
 generator, so an address is a key and a starting counter.
 """
 
-from __future__ import annotations
-
 import hashlib
 from functools import lru_cache
 

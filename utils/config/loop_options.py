@@ -168,12 +168,7 @@ TRAINING = (
 BUFFER = (
     Option("buffer_size", integer(1, 10**8), "Number of images in the memory buffer."),
     Option("minibatch_size", integer(1, 10**6), "Number of images of a replay batch.", default=SameAs("batch_size")),
-    added_option(
-        "current_share",
-        share,
-        "Share of the current batch in a step, such as 1/5 or 0.2, or 1/T with T the number of tasks seen. Replaces "
-        "--minibatch_size. 1 means no replay.",
-    ),
+    added_option("current_share", share, "Current batch's share of a step: 1/5, 0.2 or 1/T for T tasks; 1: no replay."),
     added_option("balance_replay", flag, "Replay batches hold equally many samples of each task."),
     added_option("replay_iters", integer(1, 1000), "Optimizer steps per batch of the stream.", 1),
     Option("buffer_mode", choice("reservoir", "ring"), "How the buffer selects samples.", default="reservoir"),

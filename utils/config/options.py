@@ -103,9 +103,7 @@ def invalid(wanted: str, text: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"must be {wanted} (got {text[:80]!r})")
 
 
-def number(
-    low: float = -math.inf, high: float = math.inf, *, exclusive: bool = False, kind: type = float
-) -> Callable[[str], Any]:
+def number(low: float, high: float = math.inf, *, exclusive: bool = False, kind: type = float) -> Callable[[str], Any]:
     """Return the type of an option that has a number in this range; `exclusive` leaves out the ends."""
 
     def parse(text: str) -> Any:
@@ -122,7 +120,7 @@ def number(
     return parse
 
 
-def integer(low: float = -math.inf, high: float = 10**9) -> Callable[[str], int]:
+def integer(low: float, high: float = 10**9) -> Callable[[str], int]:
     return number(low, high, kind=int)
 
 

@@ -229,17 +229,16 @@ def build_parser(parts: Mapping[str, str] | None = None) -> Parser:
     )
     if not parts:
         _add_selectors(parser.add_argument_group("what to run"))
-    declared: dict[str, list[tuple[str, str, Option]]] = {}  # by flag: (title of the group, owner, option)
+    title_of: dict[str, str] = {}
+    owners: dict[str, dict[str, Option]] = {}  # of each flag
     for title, owner, option in all_options(parts):
-        declared.setdefault(option.name, []).append((title, owner, option))
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for name, declarations in declared.items():
-        title, first_owner, _ = declarations[0]
-        if not first_owner and len(declarations) > 1:
-            raise UsageError(f"{declarations[1][1]} declares --{name}, which every run has; rename its option")
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        _add_option(groups[title], {owner: option for _, owner, option in declarations})
+        title_of.setdefault(option.name, title)
+        owners.setdefault(option.name, {})[owner] = option
+        if owner and "" in owners[option.name]:
+            raise UsageError(f"{owner} declares --{option.name}, which every run has; rename its option")
+    groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(title_of.values())}
+    for name, by_owner in owners.items():
+        _add_option(groups[title_of[name]], by_owner)
     return parser
 
 

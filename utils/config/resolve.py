@@ -105,11 +105,16 @@ def _with_defaults(explicit: dict[str, Any], options: dict[str, Option], entries
     fidelity = explicit.get("fidelity", "official")
     config: dict[str, Any] = {name: entry.name for name, entry in entries.items()}
     config |= default_values(options.values(), fidelity) | explicit
-    rules = [*loop_options.RULES]
-    for selector in ("backbone", "norm", "model", "dataset"):
-        _check_rules(entries[selector])
-        rules += entries[selector].rules
-    for rule in rules:
+    known = options_by_name()
+    owned_rules = [("the loop", rule) for rule in loop_options.RULES]
+    for entry in (entries[selector] for selector in ("backbone", "norm", "model", "dataset")):
+        owned_rules += [(entry.name, rule) for rule in entry.rules]
+    for owner, rule in owned_rules:
+        for name in (*rule.values, *(rule.when.keys() - SELECTORS)):
+            if name not in known:  # misspelt: a default that would never apply
+                raise UsageError(
+                    f"a rule of {owner} names {name!r}, no option{close_matches(name, [*known, *SELECTORS])}"
+                )
         if rule.applies(config):
             for name, value in rule.values.items():
                 if name in options and name not in explicit:
@@ -118,16 +123,6 @@ def _with_defaults(explicit: dict[str, Any], options: dict[str, Option], entries
         if isinstance(value, SameAs):
             config[name] = config[value.option]
     return config
-
-
-def _check_rules(entry: Entry) -> None:
-    """Raise UsageError for a misspelt name, which would be a default that never applies."""
-    options = options_by_name()
-    for rule in entry.rules:
-        for name in (*rule.values, *(rule.when.keys() - SELECTORS)):
-            if name not in options:
-                known = [*options, *SELECTORS]
-                raise UsageError(f"a rule of {entry.name} names {name!r}, no option{close_matches(name, known)}")
 
 
 def number_options(config: Config) -> dict[str, Any]:

@@ -73,9 +73,7 @@ class Ring(Policy):
 
     def __init__(self, capacity: int, owners: int, by: str):
         if capacity < owners:
-            raise UsageError(
-                f"--buffer_size {capacity} is less than one slot for each of the {owners} {by} shares of the ring"
-            )
+            raise UsageError(f"--buffer_size {capacity} is less than one slot for each {by} of the ring ({owners})")
         super().__init__(capacity)
         self.quota, self.by = capacity // owners, by
         self.counts = np.zeros(owners, dtype=np.int64)
@@ -160,22 +158,15 @@ class Buffer:
     """
 
     def __init__(
-        self,
-        size: int,
-        policy: Policy,
-        spec: StreamSpec,
-        device: torch.device,
-        *,
-        logits_dtype: torch.dtype | None = None,
+        self, size: int, policy: Policy, spec: StreamSpec, device: torch.device, logits_dtype: torch.dtype | None = None
     ):
         self.policy = policy
         self.images = torch.zeros((size, *spec.image_shape), dtype=torch.uint8, device=device)
         self.labels = torch.zeros(size, dtype=torch.int64, device=device)
         self.tasks = torch.zeros_like(self.labels)
         self.labels_host, self.tasks_host = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-        self.logits = None
-        if logits_dtype is not None:
-            self.logits = torch.zeros((size, spec.n_classes), dtype=logits_dtype, device=device)
+        shape = (size, spec.n_classes)
+        self.logits = None if logits_dtype is None else torch.zeros(shape, dtype=logits_dtype, device=device)
         self._filled = self.policy.filled()
 
     def __len__(self) -> int:
@@ -216,11 +207,8 @@ class Buffer:
 
     def gather(self, slots: np.ndarray, slots_on_device: torch.Tensor) -> Batch:
         """Return the samples in some slots, given on the host and on the device."""
-        images, labels, tasks = (
-            tensor.index_select(0, slots_on_device) for tensor in (self.images, self.labels, self.tasks)
-        )
-        logits = None if self.logits is None else self.logits.index_select(0, slots_on_device)
-        return Batch(images, labels, tasks, self.labels_host[slots], self.tasks_host[slots], logits=logits)
+        stored = {name: getattr(self, name).index_select(0, slots_on_device) for name in self._tensors()}
+        return Batch(labels_host=self.labels_host[slots], tasks_host=self.tasks_host[slots], **stored)
 
     def all_samples(self) -> Batch:
         """Return all samples, in the order of their slots."""

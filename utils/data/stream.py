@@ -93,13 +93,9 @@ class StreamSpec:
 
     def first_tasks(self, count: int) -> StreamSpec:
         """Return the facts of the first tasks. The classes of later tasks stay, but are never seen."""
-        return replace(
-            self,
-            n_tasks=count,
-            train_sizes=self.train_sizes[:count],
-            test_sizes=self.test_sizes[:count],
-            task_classes=None if self.is_domain else tuple(len(self.classes_of(task)) for task in range(count)),
-        )
+        classes = None if self.is_domain else tuple(len(self.classes_of(task)) for task in range(count))
+        train, test = self.train_sizes[:count], self.test_sizes[:count]
+        return replace(self, n_tasks=count, train_sizes=train, test_sizes=test, task_classes=classes)
 
 
 Samples = TypeVar("Samples")  # what a stream holds of a split: a batch, or the names of files
@@ -153,12 +149,8 @@ class Stream(ABC, Generic[Samples]):
 
     def first_tasks(self, count: int) -> Self:
         """Return the stream of the first tasks, as `StreamSpec.first_tasks` describes it."""
-        return replace(
-            self,
-            spec=self.spec.first_tasks(count),
-            train_ranges=self.train_ranges[:count],
-            test_ranges=self.test_ranges[:count],
-        )
+        train, test = self.train_ranges[:count], self.test_ranges[:count]
+        return replace(self, spec=self.spec.first_tasks(count), train_ranges=train, test_ranges=test)
 
     def as_single_task(self) -> Self:
         """Return the stream with all tasks trained as one."""
@@ -213,9 +205,8 @@ class TensorStream(Stream[Batch]):
 def make_batch(images: np.ndarray, labels: np.ndarray, task: int = 0) -> Batch:
     """Return host arrays (N, C, H, W) uint8 and (N,) as a batch of one task."""
     labels = np.ascontiguousarray(labels, dtype=np.int64)
-    on_device = torch.from_numpy(labels)
-    unassigned = Batch(torch.from_numpy(np.ascontiguousarray(images)), on_device, on_device, labels, labels)
-    return with_task(unassigned, task)
+    pixels, labels_tensor = torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels)
+    return with_task(Batch(pixels, labels_tensor, labels_tensor, labels, labels), task)
 
 
 def with_task(data: Batch, task: int) -> Batch:
@@ -224,8 +215,7 @@ def with_task(data: Batch, task: int) -> Batch:
 
 
 def move_batch(data: Batch, device: torch.device) -> Batch:
-    moved = {name: getattr(data, name).to(device) for name in ("images", "labels", "tasks")}
-    return replace(data, **moved)
+    return replace(data, **{name: getattr(data, name).to(device) for name in ("images", "labels", "tasks")})
 
 
 def slice_batch(data: Batch, start: int, stop: int) -> Batch:
@@ -247,13 +237,10 @@ def chunks(data: Batch, size: int) -> Iterator[Batch]:
 
 
 def concatenated(batches: Sequence[Batch]) -> Batch:
-    return Batch(
-        torch.cat([batch.images for batch in batches]),
-        torch.cat([batch.labels for batch in batches]),
-        torch.cat([batch.tasks for batch in batches]),
-        np.concatenate([batch.labels_host for batch in batches]),
-        np.concatenate([batch.tasks_host for batch in batches]),
-    )
+    names = ("images", "labels", "tasks")
+    images, labels, tasks = (torch.cat([getattr(batch, name) for batch in batches]) for name in names)
+    labels_host = np.concatenate([batch.labels_host for batch in batches])
+    return Batch(images, labels, tasks, labels_host, np.concatenate([batch.tasks_host for batch in batches]))
 
 
 def ranges(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:

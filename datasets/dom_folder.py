@@ -3,8 +3,6 @@
 PACS and Office-Home are published in this layout. A domain whose only folders are `train/` and `test/` has its classes
 in both. Of any other, --test_share of every class's images is held out for testing, the same for all seeds. Domains are
 ordered by name, or as in --domains. Settings are ours: the paper does not have it.
-
-    python main.py --model er --norm adab2n --dataset dom-folder --base_path PACS --domains photo,cartoon,sketch
 """
 
 import os

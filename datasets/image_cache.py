@@ -32,11 +32,7 @@ class FromFiles(Dataset):
     _arrays: dict[str, np.ndarray] | None = None  # decoded for the fingerprint, until they are read
 
     def files(self, config: Config) -> ImageFiles:
-        """Return the image files of the data set.
-
-        Args:
-            config: The resolved options of the run.
-        """
+        """Return the image files of the data set, given the resolved options of the run."""
         raise NotImplementedError
 
     def listed_files(self, config: Config) -> ImageFiles:
@@ -100,10 +96,9 @@ class FromFiles(Dataset):
                 if size:
                     images[index] = decode(path, content, size, resize=self.resize)
             arrays[f"{part}_images"] = images
-        if not size:
-            return digest.hexdigest()[:16], {}
-        arrays["mean"], arrays["std"] = channel_statistics(arrays["train_images"])
-        return digest.hexdigest()[:16], arrays
+        if size:
+            arrays["mean"], arrays["std"] = channel_statistics(arrays["train_images"])
+        return digest.hexdigest()[:16], arrays if size else {}
 
 
 class CachedImages(FromFiles, ClassDataset):

@@ -1,7 +1,4 @@
-"""`perm-digits`: Permuted MNIST in miniature, on the embedded digits of `seq-digits` in their own size of 8x8 pixels.
-
-python main.py --model derpp --norm adab2n --dataset perm-digits
-"""
+"""`perm-digits`: Permuted MNIST in miniature, on the digits of `seq-digits` in their own size of 8x8 pixels."""
 
 from dataclasses import replace
 

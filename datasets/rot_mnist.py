@@ -69,12 +69,11 @@ def rotation(degrees: float, side: int) -> tuple[np.ndarray, np.ndarray]:
 def rotated(images: torch.Tensor, index: np.ndarray, weight: np.ndarray) -> torch.Tensor:
     """Return images rotated as `rotation` says."""
     indices, weights = to_device(index, images.device), to_device(weight.astype(np.int32), images.device)
-    return torch.cat([_rotated(part, indices, weights) for part in images.split(CHUNK)])
-
-
-def _rotated(images: torch.Tensor, index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    pixels = F.pad(images.flatten(1).t(), (0, 0, 0, 1)).int()  # (pixels, images): whole rows are gathered quickly
-    total = torch.zeros_like(pixels[:-1])
-    for source, share in zip(index, weight, strict=True):
-        total += pixels.index_select(0, source).mul_(share[:, None])
-    return ((total + 2**15) >> 16).to(torch.uint8).t().reshape(images.shape)
+    parts = []
+    for part in images.split(CHUNK):
+        pixels = F.pad(part.flatten(1).t(), (0, 0, 0, 1)).int()  # (pixels, images): whole rows are gathered quickly
+        total = torch.zeros_like(pixels[:-1])
+        for source, share in zip(indices, weights, strict=True):
+            total += pixels.index_select(0, source).mul_(share[:, None])
+        parts.append(((total + 2**15) >> 16).to(torch.uint8).t().reshape(part.shape))
+    return torch.cat(parts)

@@ -26,5 +26,4 @@ class SeqCifar10(Cifar):
     n_classes, images_per_class = 10, (5000, 1000)
     class_names = "airplane automobile bird cat deer dog frog horse ship truck"
     content = "98c0f59ce43d8ef1"
-    mean = (0.4914, 0.4822, 0.4465)
-    std = (0.2470, 0.2435, 0.2615)
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)

@@ -32,5 +32,4 @@ class SeqCifar100(Cifar):
         "wardrobe whale willow_tree wolf woman worm"
     )
     content = "ba6230afcb3e96bd"
-    mean = (0.5071, 0.4867, 0.4408)
-    std = (0.2675, 0.2565, 0.2761)
+    mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)

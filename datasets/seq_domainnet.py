@@ -2,7 +2,6 @@
 
 Read from its list files `<domain>_train.txt` and `<domain>_test.txt` with lines `path label`, in `DomainNet/` below
 --base_path or in --base_path itself; paths start from there.
-
 The paper has only the buffer of 2000; batches of 32 and the learning rate are those of ImageNet-sub, which is ours.
 """
 

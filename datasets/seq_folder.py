@@ -1,10 +1,7 @@
 """`seq-folder`: any tree of images `train/<class>/*` and `test/<class>/*` below --base_path.
 
-The images are decoded once, resized and centre-cropped to --image_size, and kept as one tensor in a cache file;
-mean and standard deviation come from the training images. EXIF rotation is applied, transparent parts become black, and
-images of more than 8 bits per channel are refused.
-
-    python main.py --model er_ace --norm adab2n --dataset seq-folder --base_path photos --n_tasks 5
+The images are decoded once, resized and centre-cropped to --image_size, and kept in a cache file. Mean and standard
+deviation come from the training images.
 """
 
 from dataclasses import replace

@@ -44,8 +44,7 @@ class SeqMiniImageNet(CachedImages):
     n_classes = 100
     images_per_class: tuple[int, int] = (500, 100)
     image_shape = (3, 84, 84)
-    mean = (0.47313006, 0.44905752, 0.40378186)
-    std = (0.27292014, 0.26559181, 0.27953038)
+    mean, std = (0.47313006, 0.44905752, 0.40378186), (0.27292014, 0.26559181, 0.27953038)
     augmentation = (Crop(padding=4), Flip())
 
     def fingerprint(self, config: Config) -> str:

@@ -33,8 +33,7 @@ class SeqTinyImageNet(CachedImages):
     name = "seq-tinyimg"
     n_classes, images_per_class = 200, (500, 50)
     image_shape = (3, 64, 64)
-    mean = (0.4802, 0.4480, 0.3975)
-    std = (0.2770, 0.2691, 0.2821)
+    mean, std = (0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821)
     augmentation = (Crop(padding=4), Flip())
 
     def files(self, config: Config) -> ImageFiles:

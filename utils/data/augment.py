@@ -1,8 +1,7 @@
 """Batched augmentation of uint8 images on their device: a list of parts, each with its own draws for every sample.
 
-Draws are small and made on the host, addressed by (stream, place); a GPU gathers all images in one operation. Padding
-is black, before normalization, as in torchvision's `RandomCrop(padding=...)`. A part may crop the network's input from
-a larger stored image; it then crops the middle in testing.
+Draws are small and made on the host, addressed by (stream, place). Padding is black, before normalization, as in
+torchvision's `RandomCrop(padding=...)`. A part may crop the network's input from a larger stored image.
 """
 
 from dataclasses import dataclass

@@ -104,7 +104,9 @@ class FileStream(Stream[Files]):
             reason = (str(error) or type(error).__name__).splitlines()[0]
             if isinstance(error, RuntimeError) and not re.search("exited unexpectedly|killed by signal", reason):
                 raise
-            raise RunFailed(f"a process that decodes images died ({reason}); use fewer --num_workers") from error
+            raise RunFailed(
+                f"a worker process died ({reason}), maybe out of memory; use fewer --num_workers"
+            ) from error
         finally:
             if workers:
                 iterator._shutdown_workers()

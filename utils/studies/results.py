@@ -14,7 +14,7 @@ from typing import Any
 
 from utils.studies import plans
 from utils.studies.compare import Paired, records_by_seed, values_by_seed
-from utils.studies.plans import NORMS, PLANS, Cell, Comparison, Experiment, Plan, in_paper
+from utils.studies.plans import NORMS, PLANS, SMALLER_IS_BETTER, Cell, Comparison, Experiment, Plan, in_paper
 from utils.studies.presets import PAPER, Preset
 from utils.studies.selection import Selection
 
@@ -143,7 +143,7 @@ class Table:
         place = (result.cell.group, result.cell.column)
         rivals = [other.mean for other in self.results.values()
                   if (other.cell.group, other.cell.column) == place and other.mean is not None]  # fmt: skip
-        best = min if result.cell.smaller_is_better else max
+        best = min if result.cell.metric[-1] in SMALLER_IS_BETTER else max
         return result.mean is not None and len(rivals) > 1 and result.mean == best(rivals)
 
 

@@ -16,27 +16,13 @@ every benchmark needs theirs above zero too. Cells without runs are counted and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import mean
 
+from utils.studies import plans
 from utils.studies.compare import CONFIDENCE, Paired, averaged, values_by_seed
-from utils.studies.plans import (
-    CLASS_IL,
-    FORGETTING,
-    JOINT,
-    LEARNED,
-    METHODS,
-    ONLINE,
-    SETTINGS,
-    TASK_IL,
-    Comparison,
-    Experiment,
-    Flags,
-    faa,
-    memories,
-    places,
-    title_of,
-)
+from utils.studies.plans import CLASS_IL, METHODS, ONLINE, PLANS, Comparison, Experiment, Flags, faa, title_of
 from utils.studies.presets import Preset
 from utils.studies.results import published_value
 from utils.studies.selection import Selection
@@ -68,10 +54,11 @@ def minus(first: Experiment, second: Experiment, metric: tuple[str, ...]) -> Com
 
 def online(first: Variant, second: Variant, metric: tuple[str, ...] = faa(CLASS_IL), *, studied: bool = False) -> Cells:
     """Return one variant minus another with both online methods, for every memory or only where studies are run."""
+    where = plans.places if studied else partial(plans.memories, keys=plans.ONE_READING)
 
     def cells(preset: Preset) -> NamedCells:
         for model in ONLINE:
-            for key, buffer in places(preset) if studied else memories(preset, ("cifar10", "cifar100", "miniimg")):
+            for key, buffer in where(preset):
                 ours, theirs = (Experiment(model, norm, key, buffer, flags) for norm, flags in (first, second))
                 yield f"{METHODS[model]}, {preset.data[key].title}, M = {buffer}", minus(ours, theirs, metric)
 
@@ -87,46 +74,28 @@ def gain_of_gains(preset: Preset, flags: Flags) -> NamedCells:
 
 
 def range_of_kappa_and_lambda(preset: Preset) -> NamedCells:
-    data = preset.data["cifar100"]
-    bn = Experiment("derpp", "bn", "cifar100", data.buffers[0])
-    for kappa in preset.kappas:
-        for lambd in data.lambdas:
-            flags = (("kappa", kappa), ("lambd", lambd))
-            ours = Experiment("derpp", "adab2n", "cifar100", data.buffers[0], flags)
-            yield f"κ = {kappa:g}, λ = {lambd:g}", minus(ours, bn, faa(CLASS_IL))
+    for cell in PLANS["fig3"].cells(preset):
+        if cell.metric == faa(CLASS_IL):
+            kappa, lambd = (value for _, value in cell.experiment.flags)
+            bn = replace(cell.experiment, norm="bn", flags=())
+            yield f"κ = {kappa:g}, λ = {lambd:g}", minus(cell.experiment, bn, cell.metric)
 
 
 def less_forgetting(preset: Preset) -> NamedCells:
     for other in (BN, CN):
-        for name, comparison in online(other, ADAB2N, FORGETTING)(preset):
+        for name, comparison in online(other, ADAB2N, plans.FORGETTING)(preset):
             yield f"{name}, {title_of(other[0])}", comparison
 
 
-def without_replay(model: str, *norms: str, sign: int = 1) -> Cells:
-    """Return AdaB2N minus other norms as in Table 8; with a sign of -1, the others minus AdaB2N."""
+def in_table(id: str, first: str, *others: str, model: str | None = None) -> Cells:
+    """Return one norm minus others in a table, with one of its methods or with all."""
 
     def cells(preset: Preset) -> NamedCells:
-        for key in ("cifar10", "cifar100-10"):
-            for norm in norms if key in preset.data else ():
-                for setting, title in SETTINGS.items():
-                    ours, theirs = (Experiment(model, name, key) for name in ("adab2n", norm))
-                    comparison = Comparison(((sign, ours), (-sign, theirs)), faa(setting))
-                    yield f"{preset.data[key].title}, {title}, {title_of(norm)}", comparison
-
-    return cells
-
-
-def offline(first: str, second: str) -> Cells:
-    """Return one norm minus another as in Table 4."""
-
-    def cells(preset: Preset) -> NamedCells:
-        key = "miniimg" if "miniimg" in preset.data else "offline"
-        flags = (("scenario", "offline"), *preset.offline.items())
-        buffer = preset.data[key].buffers[0]
-        for model, method in METHODS.items():
-            for setting, title in SETTINGS.items():
-                ours, theirs = (Experiment(model, norm, key, buffer, flags) for norm in (first, second))
-                yield f"{method}, {title}", minus(ours, theirs, faa(setting))
+        for cell in PLANS[id].cells(preset):
+            theirs = cell.experiment
+            if theirs.norm in others and model in (None, theirs.model):
+                name = f"{cell.group}, {', '.join(cell.column)}, {title_of(theirs.norm)}"
+                yield name, minus(replace(theirs, norm=first), theirs, cell.metric)
 
     return cells
 
@@ -134,7 +103,7 @@ def offline(first: str, second: str) -> Cells:
 # --- the statements, in the paper's order; then our questions ---------------------------------------------------------
 
 BN, CN, ADAB2N = (("bn", ()), ("cn", ()), ("adab2n", ()))
-BN_JOINT, CN_LEARNED = ("bn", JOINT), ("cn", LEARNED)
+BN_JOINT, CN_LEARNED = ("bn", plans.JOINT), ("cn", plans.LEARNED)
 TABLE_2, TABLE_3, TABLE_4, TABLE_8 = "Sec. 5, Table 2", "Sec. 5, Table 3", "Sec. 5, Table 4", "App. C, Table 8"
 OURS = "our question"
 
@@ -142,7 +111,7 @@ _CLAIMS = (
     Claim("class-il", "AdaB²N is above BN in online Class-IL on every benchmark", TABLE_3, online(ADAB2N, BN),
           every=True),
     Claim("task-il", "AdaB²N is above BN in online Task-IL on every benchmark", TABLE_2,
-          online(ADAB2N, BN, faa(TASK_IL)), every=True),
+          online(ADAB2N, BN, faa(plans.TASK_IL)), every=True),
     Claim("above-cn", "AdaB²N is above CN in online Class-IL over a range of memory sizes", TABLE_3,
           online(ADAB2N, CN), every=True),
     Claim("cn", "CN is moderately above BN in online Class-IL", TABLE_3, online(CN, BN)),
@@ -156,11 +125,13 @@ _CLAIMS = (
     Claim("kappa-lambda", "AdaB²N improves on BN for a wide range of κ and λ", "Sec. 5, Fig. 3",
           range_of_kappa_and_lambda, every=True),
     Claim("forgetting", "AdaB²N forgets less than BN and CN in online Task-IL", "App. C, Table 11", less_forgetting),
-    Claim("fine-tuning", "Fine-tuned, AdaB²N is above BN and CN", TABLE_8, without_replay("sgd", "bn", "cn")),
+    Claim("fine-tuning", "Fine-tuned, AdaB²N is above BN and CN", TABLE_8,
+          in_table("table8", "adab2n", "bn", "cn", model="sgd")),
     Claim("joint-training", "Trained jointly, AdaB²N is not above BN: BN is above it", TABLE_8,
-          without_replay("joint", "bn", sign=-1)),
-    Claim("offline", "AdaB²N is above BN offline, LiDER included, in most cases", TABLE_4, offline("adab2n", "bn")),
-    Claim("offline-cn", "CN is below BN offline", TABLE_4, offline("bn", "cn")),
+          in_table("table8", "bn", "adab2n", model="joint")),
+    Claim("offline", "AdaB²N is above BN offline, LiDER included, in most cases", TABLE_4,
+          in_table("table4", "adab2n", "bn")),
+    Claim("offline-cn", "CN is below BN offline", TABLE_4, in_table("table4", "bn", "cn")),
     Claim("same-forward", "AdaB²N is above BN in the same joint forward, Class-IL", OURS,
           online(ADAB2N, BN_JOINT, studied=True)),
     Claim("bn-joint", "BN gains from a joint forward, Class-IL", OURS, online(BN_JOINT, BN, studied=True)),
@@ -187,9 +158,8 @@ class Verdict:
     @property
     def paper(self) -> float | None:
         """The published mean over the same cells, None if the paper lacks one of them."""
-        values = [published_value(comparison) for comparison in self.comparisons]
-        known = [value for value in values if value is not None]
-        return mean(known) if known and len(known) == len(values) else None
+        known = [value for each in self.comparisons if (value := published_value(each)) is not None]
+        return mean(known) if known and len(known) == len(self.comparisons) else None
 
     @property
     def fewer(self) -> dict[str, Paired]:

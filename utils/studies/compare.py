@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from statistics import mean, stdev
 from typing import Any
 
@@ -22,17 +24,11 @@ def records_by_seed(experiment: Experiment, selection: Selection) -> dict[int, d
 
 def values_by_seed(comparison: Comparison, selection: Selection) -> dict[int, float]:
     """Return the comparison's value for every seed whose runs are all finished."""
-    records = [records_by_seed(experiment, selection) for experiment in comparison.experiments]
+    records: list[dict[int, Any]] = [records_by_seed(experiment, selection) for experiment in comparison.experiments]
     seeds = [seed for seed in selection.seeds if all(seed in by_seed for by_seed in records)]
-    values = {seed: comparison.total([_metric(by_seed[seed], comparison.metric) for by_seed in records])
+    values = {seed: comparison.total([reduce(getitem, comparison.metric, by_seed[seed]) for by_seed in records])
               for seed in seeds}  # fmt: skip
     return {seed: value for seed, value in values.items() if value is not None}
-
-
-def _metric(record: Any, path: tuple[str, ...]) -> float | None:
-    for key in path:
-        record = record[key]
-    return record
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -169,21 +168,19 @@ def evaluate(cell: Cell, selection: Selection) -> Result:
     return Result(cell, values, *published_number(cell), [*chain(*records)], paths)
 
 
-def flops_per_step(norm: str, batch: int = 10, width: int = 64, groups: int = 32) -> int:
+def flops_per_step(norm: str) -> int:
     """Return the FLOPs of the 20 norm layers of a 32x32 ResNet-18 in one step, counted as the paper does."""
-    total = 0
+    batch, groups, total = 10, 32, 0
     for stage in range(4):
-        channels, side = width * 2**stage, 32 // 2**stage
-        elements = batch * channels * side * side
-        total += (
-            5
-            * {
-                "bn": 8 * elements + 10 * channels,
-                "adab2n": 8 * elements + 2 * batch * channels + 14 * channels,
-                "gn": 8 * elements + 4 * batch * groups,
-                "cn": 14 * elements + 4 * batch * groups + 10 * channels,
-            }[norm]
-        )
+        channels = 64 * 2**stage
+        elements = batch * channels * (32 // 2**stage) ** 2
+        of_layer = {
+            "bn": 8 * elements + 10 * channels,
+            "adab2n": 8 * elements + 2 * batch * channels + 14 * channels,
+            "gn": 8 * elements + 4 * batch * groups,
+            "cn": 14 * elements + 4 * batch * groups + 10 * channels,
+        }
+        total += 5 * of_layer[norm]
     return total
 
 
@@ -194,14 +191,11 @@ def add_running_time(table: Table) -> None:
     base, paper = times["BN",], published("table6")
     ratios = {column: f"{time / base:.2f}" if time and base else "missing" for column, time in times.items()}
     flops = {column: f"{flops_per_step(norm) / 1e6:.2f}M" for column, norm in norms.items()}
-    of_paper = {
-        row: {column: paper.get((row, in_paper(norm)), ("-",))[0] for column, norm in norms.items()}
-        for row in ("FLOPs/step", "Time (Plain)", "Time (cuDNN)")
-    }
+    rows = {row: {column: paper.get((row, in_paper(norm)), ("-",))[0] for column, norm in norms.items()}
+            for row in ("FLOPs/step", "Time (Plain)", "Time (cuDNN)")}  # fmt: skip
     table.texts = {
-        "FLOPs/step of the paper's network, ours": flops, "FLOPs/step, published": of_paper["FLOPs/step"],
-        "Time, ratio to BN, ours": ratios, "Time (Plain), published": of_paper["Time (Plain)"],
-        "Time (cuDNN), published": of_paper["Time (cuDNN)"],
+        "FLOPs/step of the paper's network, ours": flops, "FLOPs/step, published": rows.pop("FLOPs/step"),
+        "Time, ratio to BN, ours": ratios, **{f"{row}, published": texts for row, texts in rows.items()},
     }  # fmt: skip
 
 
@@ -248,15 +242,13 @@ def warnings(tables: list[Table]) -> list[str]:
     """Return a line for everything in which the records of a table differ, or differ from today's code."""
     ids_by_text: dict[str, list[str]] = {}
     for table in tables:
-        for text in _differences(list(table.records.values())):
+        records, texts = table.records.values(), []
+        if resumed := sum(bool(record.get("code_changes")) for record in records):
+            texts.append(f"{resumed} records are of runs that were resumed with changed code")
+        for name, title in CONDITIONS.items():
+            values = {str(condition[name]) for record in records for condition in record["conditions"]}
+            if len(values) > 1:
+                texts.append(f"records of different {title} ({', '.join(sorted(values))}), which round differently")
+        for text in texts:
             ids_by_text.setdefault(text, []).append(table.id)
     return [f"{text}: {', '.join(ids)}" for text, ids in ids_by_text.items()]
-
-
-def _differences(records: list[dict[str, Any]]) -> Iterator[str]:
-    if resumed := sum(bool(record.get("code_changes")) for record in records):
-        yield f"{resumed} records are of runs that were resumed with changed code"
-    for name, title in CONDITIONS.items():
-        values = {str(condition[name]) for record in records for condition in record["conditions"]}
-        if len(values) > 1:
-            yield f"records of different {title} ({', '.join(sorted(values))}), which round differently"

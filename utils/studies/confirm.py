@@ -7,21 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 
-from utils.studies.plans import (
-    DOMAIN_IL,
-    JOINT,
-    METHODS,
-    ONLINE,
-    SEPARATE,
-    SETTINGS,
-    WEIGHTS_ALONE,
-    Cell,
-    Experiment,
-    Flags,
-    Plan,
-    faa,
-)
+from utils.studies import plans
+from utils.studies.plans import JOINT, METHODS, ONLINE, SEPARATE, Cell, Experiment, Flags, Plan, faa
 from utils.studies.presets import Preset
 
 # Seed 0 chose the defaults of AdaB2N, and the results of seeds 1 and 2 were known before the protocol was written.
@@ -34,13 +23,13 @@ TITLES = METHODS | {"er": "ER", "sgd": "Fine-tuning", "joint": "Joint training"}
 BN, CN, ADAB2N = (("bn", ()), ("cn", ()), ("adab2n", ()))
 MAIN: Arms = {"BN": BN, "BN, joint": ("bn", JOINT), "AdaB²N": ADAB2N}
 MAIN_AND_CN: Arms = MAIN | {"CN": CN, "CN, joint": ("cn", JOINT)}
-ABLATIONS: Arms = {"AdaB²N, κ = 1, λ = 0": ("adab2n", WEIGHTS_ALONE), "AdaB²N, separate": ("adab2n", SEPARATE)}
+ABLATIONS: Arms = {"AdaB²N, κ = 1, λ = 0": ("adab2n", plans.WEIGHTS_ALONE), "AdaB²N, separate": ("adab2n", SEPARATE)}
 MNIST: Arms = {
     "BN, separate": ("bn", SEPARATE),
     "BN, joint": ("bn", JOINT),
     "AdaB²N, joint": ("adab2n", JOINT),
     "AdaB²N, separate": ("adab2n", SEPARATE),
-    "AdaB²N, κ = 1, λ = 0": ("adab2n", WEIGHTS_ALONE),
+    "AdaB²N, κ = 1, λ = 0": ("adab2n", plans.WEIGHTS_ALONE),
     "CN": CN,
 }
 PLAIN: Arms = {"BN": BN, "CN": CN, "AdaB²N": ADAB2N}
@@ -53,16 +42,14 @@ Part = tuple[Sequence[str], Sequence[str], int | None, Arms, Flags]  # methods, 
 def _cells(preset: Preset, parts: Sequence[Part]) -> Iterator[Cell]:
     """Yield one cell per method, data set, arm and setting."""
     for models, data, index, arms, flags in parts:
-        for model in models:
-            for key in data:
-                buffer = None if index is None else preset.data[key].buffers[index]
-                title = preset.data[key].title + ("" if buffer is None else f", M = {buffer}")
-                settings = {DOMAIN_IL: "Domain-IL"} if key == "perm-mnist" else SETTINGS
-                for arm, (norm, arm_flags) in arms.items():
-                    experiment = Experiment(model, norm, key, buffer, (*arm_flags, *flags))
-                    for setting, setting_title in settings.items():
-                        row = f"{TITLES[model]} w/ {arm}"
-                        yield Cell(TITLES[model], row, (title, setting_title), experiment, faa(setting))
+        for model, key, (arm, (norm, arm_flags)) in product(models, data, arms.items()):
+            buffer = None if index is None else preset.data[key].buffers[index]
+            title = preset.data[key].title + ("" if buffer is None else f", M = {buffer}")
+            experiment = Experiment(model, norm, key, buffer, (*arm_flags, *flags))
+            settings = {plans.DOMAIN_IL: "Domain-IL"} if key == "perm-mnist" else plans.SETTINGS
+            for setting, name in settings.items():
+                row = f"{TITLES[model]} w/ {arm}"
+                yield Cell(TITLES[model], row, (title, name), experiment, faa(setting))
 
 
 def _plan(id: str, title: str, seeds: tuple[int, ...], *parts: Part) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,13 +42,11 @@ class Run:
         """Return the words after `main.py`."""
         words: list[str] = []
         for name, value in self.options.items():
-            if value is True:
-                values = []
-            elif isinstance(value, tuple | list):
-                values = list(value) if name == "plugins" else [",".join(value)]
-            else:
-                values = [str(value)]
-            words += [f"--{name}", *values]
+            words.append(f"--{name}")
+            if name == "plugins":
+                words += value
+            elif value is not True:
+                words.append(",".join(value) if isinstance(value, tuple | list) else str(value))
         return words
 
     @property
@@ -83,24 +81,20 @@ class Run:
         return self.folder / "failure.txt"  # why a sweep gave up on the run; removed when it is started again
 
 
+@dataclass(eq=False)
 class Runs:
     """The runs of one preset below one results folder."""
 
-    def __init__(
-        self,
-        preset: Preset,
-        results_path: str = "results",
-        base_path: str | None = None,
-        plugins: tuple[str, ...] = (),
-        num_threads: int = 1,
-        measured: Path = MEASURED,
-    ):
-        self.preset, self.results_path, self.base_path = preset, results_path, base_path
-        self.plugins, self.measured = plugins, measured
-        self.num_threads = num_threads  # the same for all: rounding must not depend on how many run at a time
-        self.untrusted: list[str] = []  # a line for every record that does not count
-        self._specs: dict[tuple[str, ...], StreamSpec] = {}
-        self._records: dict[Path, tuple[int, dict[str, Any] | None]] = {}  # time of change and content
+    preset: Preset
+    results_path: str = "results"
+    base_path: str | None = None
+    plugins: tuple[str, ...] = ()
+    num_threads: int = 1  # the same for all: rounding must not depend on how many run at a time
+    measured: Path = MEASURED
+    untrusted: list[str] = field(init=False, default_factory=list)  # a line for every record that does not count
+    _specs: dict[tuple[str, ...], StreamSpec] = field(init=False, default_factory=dict)
+    # Time of change and content by path.
+    _records: dict[Path, tuple[int, dict[str, Any] | None]] = field(init=False, default_factory=dict)
 
     def of(self, experiment: Experiment, seed: int, **more: Any) -> Run:
         return self.run_with(self.options(experiment, seed, **more))
@@ -116,12 +110,10 @@ class Runs:
         options |= own_flags | {"seed": seed}
         if not NORMS.get(options["norm"]).has_option("groups"):
             options.pop("groups", None)
-        if self.base_path is not None and dataset.has_option("base_path"):
-            options["base_path"] = self.base_path
-        if self.plugins:
-            options["plugins"] = self.plugins
-        if self.results_path != "results":
-            options["results_path"] = self.results_path
+        base_path = self.base_path if dataset.has_option("base_path") else None
+        results_path = self.results_path if self.results_path != "results" else None
+        given = {"base_path": base_path, "plugins": self.plugins or None, "results_path": results_path}
+        options |= {name: value for name, value in given.items() if value is not None}
         return options | self.preset.outcomes | {"num_threads": self.num_threads}
 
     def run_with(self, options: dict[str, Any]) -> Run:
@@ -177,12 +169,12 @@ class Runs:
     def lacks_outcomes(self, run: Run) -> bool:
         """Return whether the run is finished in the results folder without an outcome that is asked for now."""
         record = self._finished(run.folder)
-        return record is not None and bool(missing_outcomes(run.options, record, run.folder))
+        return bool(record and missing_outcomes(run.options, record, run.folder))
 
     def has_changed_code(self, run: Run) -> bool:
         """Return whether the run was finished in the results folder by code that has changed since."""
         record = self._finished(run.folder)
-        return record is not None and bool(changed_files(record["sources"], code_digests(run.config)))
+        return bool(record and changed_files(record["sources"], code_digests(run.config)))
 
     def is_done(self, run: Run) -> bool:
         """Return whether the run has a record with everything that is asked for."""
@@ -193,8 +185,8 @@ class Runs:
             return DONE
         if is_locked(run.folder):
             return RUNNING
-        lacks_outcomes = self._finished(run.folder) is not None
-        if run.failure.exists() or ((run.folder / "record.json").exists() and not lacks_outcomes):
+        has_other_record = (run.folder / "record.json").exists() and not self._finished(run.folder)
+        if run.failure.exists() or has_other_record:
             return FAILED
         return STOPPED if any(run.folder.glob("checkpoint-*.pt")) else MISSING
 

@@ -62,11 +62,10 @@ class Display:
 
 def progress_text(run: Run) -> str:
     """Return how far a run has come by the end of its log, empty if it has not trained yet."""
-    try:
+    with suppress(OSError, ValueError, KeyError, IndexError):  # not begun, or the line is half written
         event = json.loads((run.folder / "metrics.jsonl").read_bytes().splitlines()[-1])
         return f"{run.name} task {event['task'] + 1}, step {event['step']}/{run.steps}"
-    except (OSError, ValueError, KeyError, IndexError):  # not begun, or the line is half written
-        return ""
+    return ""
 
 
 def log_tail(run: Run, count: int = 8) -> str:
@@ -88,10 +87,7 @@ class Outcome:
 
 
 def sweep(wanted: list[Run], runs: Runs, engine: Engine, *, retries: int, display: Display) -> Outcome:
-    """Run what is wanted and close the engine and the display.
-
-    The first SIGINT or SIGTERM stops all runs after a checkpoint; a second SIGINT ends the process without waiting.
-    """
+    """Run what is wanted and close the engine and the display."""
     return Sweep(runs, engine, retries, display, {run.name: run for run in wanted}).run()
 
 
@@ -107,6 +103,7 @@ class Sweep:
     outcome: Outcome = field(default_factory=Outcome)
 
     def run(self) -> Outcome:
+        """The first SIGINT or SIGTERM stops all runs after a checkpoint; a second SIGINT ends the process at once."""
         with Signals() as signals, signals.held():
             try:
                 while (self.waiting or self.running) and signals.received is None:

@@ -74,44 +74,44 @@ NARROW = replace(
 
 PERMUTED_DIGITS = PresetDataset("Permuted digits, 20 tasks", {"dataset": "perm-digits"}, (200,), (0.1, 1.0))
 OTHER_DATA = "The columns are what they say, not the paper's data sets."
-_FOLDER = {"dataset": "seq-folder", "num_filters": 16, "groups": 16, "test_per_class": 500}
-CPU = Preset(
+
+
+def _folder(title: str, n_tasks: int, per_class: int, *buffers: int) -> PresetDataset:
+    flags = {"dataset": "seq-folder", "num_filters": 16, "groups": 16, "test_per_class": 500}
+    return PresetDataset(title, flags | {"n_tasks": n_tasks, "train_per_class": per_class}, buffers, CIFAR_LAMBDAS)
+
+
+def _digits(n_tasks: int, *buffers: int) -> PresetDataset:
+    flags = {"dataset": "seq-digits", "num_filters": 8, "groups": 8, "n_tasks": n_tasks}
+    return PresetDataset(f"Digits, {n_tasks} tasks", flags, buffers, (0.1, 1.0))
+
+
+CPU = replace(
+    PAPER,
     name="cpu",
     help="the same structure on a folder of real images (--base_path), with a narrow network and short streams",
-    seeds=(0, 1, 2),
-    kappas=(0.1, 0.4, 0.7, 1.0),
     needs_base_path=True,
     differs=OTHER_DATA,
     data={
-        "cifar10": PresetDataset("Folder, 5 tasks", _FOLDER | {"n_tasks": 5, "train_per_class": 500}, (200, 500),
-                                 CIFAR_LAMBDAS),
-        "cifar100": PresetDataset("Folder, 2 tasks", _FOLDER | {"n_tasks": 2, "train_per_class": 500}, (200, 500),
-                         CIFAR_LAMBDAS),
-        "miniimg": PresetDataset(
-            "Folder, 5 tasks, 200 images a class", _FOLDER | {"n_tasks": 5, "train_per_class": 200}, (100, 200),
-            CIFAR_LAMBDAS,
-        ),
+        "cifar10": _folder("Folder, 5 tasks", 5, 500, 200, 500),
+        "cifar100": _folder("Folder, 2 tasks", 2, 500, 200, 500),
+        "miniimg": _folder("Folder, 5 tasks, 200 images a class", 5, 200, 100, 200),
         "perm-mnist": PERMUTED_DIGITS,
     },
     offline={"n_epochs": 10},
-)  # fmt: skip
+)
 
-_DIGITS = {"dataset": "seq-digits", "num_filters": 8, "groups": 8}
 SMOKE = Preset(
     name="smoke",
     help="the same structure in miniature on the embedded digits: one seed, minutes on two cores",
     seeds=(0,),
     kappas=(0.4, 1.0),
     differs=OTHER_DATA,
-    data={
-        "cifar10": PresetDataset("Digits, 5 tasks", _DIGITS | {"n_tasks": 5}, (50, 200), (0.1, 1.0)),
-        "cifar100": PresetDataset("Digits, 2 tasks", _DIGITS | {"n_tasks": 2}, (50, 200), (0.1, 1.0)),
-        "offline": PresetDataset("Digits, 5 tasks", _DIGITS | {"n_tasks": 5}, (50,), (0.1, 1.0)),
-        "perm-mnist": PERMUTED_DIGITS,
-    },
+    data={"cifar10": _digits(5, 50, 200), "cifar100": _digits(2, 50, 200), "offline": _digits(5, 50),
+          "perm-mnist": PERMUTED_DIGITS},
     offline={"n_epochs": 2},
     eval_every=5,
     figure_norms=("adab2n",),
-)
+)  # fmt: skip
 
 PRESETS = {preset.name: preset for preset in (PAPER, NARROW, CPU, SMOKE)}

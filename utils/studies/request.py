@@ -8,11 +8,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from utils.config import registry
 from utils.config.loop_options import seeds as parse_seeds
 from utils.config.plugins import load_plugins
-from utils.config.registry import MODELS as REGISTERED_MODELS
-from utils.config.registry import NORMS as REGISTERED_NORMS
-from utils.config.registry import close_matches
 from utils.errors import UsageError
 from utils.studies.confirm import CONFIRM
 from utils.studies.plans import NORMS, ONLINE, PLANS, Cell, Plan
@@ -47,14 +45,15 @@ def chosen_plans(ids: list[str], preset: Preset) -> list[Plan]:
         id, _, data = word.partition(":")
         if id not in {*families, *plans}:
             known = ", ".join([*families, *plans])
-            raise UsageError(f"unknown table, figure or study {id!r}{close_matches(id, list(plans))} All: {known}")
+            raise UsageError(
+                f"unknown table, figure or study {id!r}{registry.close_matches(id, list(plans))} All: {known}"
+            )
         if data and data not in preset.data:
             raise UsageError(f"{word}: preset {preset.name} has no data {data!r}; it has {', '.join(preset.data)}")
         for plan in families[id].values() if id in families else [plans[id]]:
             if missing := {cell.experiment.data for cell in plan.cells(preset)} - preset.data.keys():
                 raise UsageError(f"{plan.id}: preset {preset.name} has no data {min(missing)!r}; try --preset narrow")
-            part = replace(plan, cells=partial(cells_on, plan=plan, data=data)) if data else plan
-            chosen[plan.id, data] = part
+            chosen[plan.id, data] = replace(plan, cells=partial(cells_on, plan=plan, data=data)) if data else plan
     return list(chosen.values())
 
 
@@ -65,13 +64,10 @@ def cells_on(preset: Preset, plan: Plan, data: str) -> Iterator[Cell]:
 def with_also(preset: Preset, also: str | None) -> Preset:
     """Return the preset with further norms and methods, separated by commas, a row each."""
     names = also.split(",") if also else []
-    models = [name for name in names if name in REGISTERED_MODELS.names()]
-    norms = [REGISTERED_NORMS.get(name).name for name in names if name not in models]  # raises if there is none
-    return replace(
-        preset,
-        also=tuple(norm for norm in norms if norm not in NORMS),
-        also_models=tuple(model for model in models if model not in ONLINE),
-    )
+    models = [name for name in names if name in registry.MODELS.names()]
+    norms = [registry.NORMS.get(name).name for name in names if name not in models]  # raises if there is none
+    further_models = tuple(model for model in models if model not in ONLINE)
+    return replace(preset, also=tuple(norm for norm in norms if norm not in NORMS), also_models=further_models)
 
 
 def selection_of(arguments: Namespace, preset: Preset | None = None) -> Selection:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pandas
 
-from utils.errors import UsageError
 from utils.packages import import_or_usage_error
 from utils.run.code_digest import shortened
 from utils.studies.claims import CLAIMS, HEAD, Verdict, judge, words
@@ -92,11 +91,8 @@ def html_cell(result: Result, table: Table, folder: Path) -> str:
     kind = "missing" if result.mean is None else "best" if table.is_best(result) else ""
     flag = '<span class="flag">⚠</span> ' if is_notable(result, table) else ""
     small = "".join(f"<small>{text}</small>" for text in details(result, table))
-    links = [
-        f'<a href="{escape(Path(os.path.relpath(path, folder)).as_posix())}" title="seed {seed}">'
-        f"{result.values[seed]:.2f}</a>"
-        for seed, path in result.paths.items()
-    ]
+    links = [f'<a href="{escape(os.path.relpath(path, folder))}" title="seed {seed}">{result.values[seed]:.2f}</a>'
+             for seed, path in result.paths.items()]  # fmt: skip
     seeds = f'<small class="seeds">{" ".join(links)}</small>' if links else ""
     return f'{flag}<span class="{kind}">{with_std(result.mean, result.std)}</span>{small}{seeds}'
 
@@ -151,13 +147,9 @@ def latex(table: Table, scale: str = "") -> str:
 def as_csv(tables: list[Table]) -> str:
     """Return one line per cell, numbers as numbers; of tables without cells, the texts and their numbers."""
     rows = [csv_row(table, result) for table in tables for result in table.results.values()]
-    texts = [
-        {"table": table.id, "row": row, "column": " / ".join(column), "text": text}
-        | table.numbers.get((row, column), {})
-        for table in tables
-        for row, texts in table.texts.items()
-        for column, text in texts.items()
-    ]
+    texts = [{"table": table.id, "row": row, "column": " / ".join(column), "text": text}
+             | table.numbers.get((row, column), {})
+             for table in tables for row, texts in table.texts.items() for column, text in texts.items()]  # fmt: skip
     frame = pandas.DataFrame(rows).astype({"memory": "Int64"}) if rows else pandas.DataFrame(texts)
     return frame.to_csv(index=False, lineterminator="\n")
 
@@ -237,23 +229,15 @@ def write_report(arguments: Namespace) -> int:
     problems = [*selection.runs.untrusted, *warnings(tables)]
     verdicts = [judge(claim, selection) for claim in CLAIMS.values()] if "all" in arguments.ids else []
     folder = Path(arguments.output or Path(arguments.results_path) / "reports" / preset.name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        pictures = draw_figures(plans, selection, folder / "figures", scale)
-        report = Report(tables, facts, problems, verdicts, pictures, scale)
-        files = {
-            "report.md": page_of_markdown(report),
-            "report.csv": as_csv(tables),
-            "report.html": html(report, folder),
-        }
-        for table in tables:
-            files[f"{table.id}.md"] = markdown(table, scale)
-            files[f"{table.id}.tex"] = latex(table, scale)
-            files[f"{table.id}.csv"] = as_csv([table])
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; set --output") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = draw_figures(plans, selection, folder / "figures", scale)
+    report = Report(tables, facts, problems, verdicts, pictures, scale)
+    files = {"report.md": page_of_markdown(report), "report.csv": as_csv(tables), "report.html": html(report, folder)}
+    for table in tables:
+        files |= {f"{table.id}.md": markdown(table, scale), f"{table.id}.tex": latex(table, scale)}
+        files[f"{table.id}.csv"] = as_csv([table])
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
     for text in problems:
         print(f"warning: {text}", file=sys.stderr)
     print(f"{filled} of {len(cells)} cells complete, {len(pictures)} figures")
@@ -289,10 +273,10 @@ def draw_figures(plans: Sequence[Plan], selection: Selection, folder: Path, scal
     further = {id for id in FIGURES if id not in PLANS} if {*PLANS} <= ids else set()
     wanted = [figure for id, figure in FIGURES.items() if id in ids | further]
     wanted += [forest_of(plan) for plan in plans if plan.id not in FIGURES and compares(plan, selection)]
-    drawn = [figure for figure in wanted if draw(figure, selection, folder)]
-    return [
-        {"id": figure.id, "title": figure.title, "caption": f"{figure.title}. {scale}"}
-        | {name: base64.b64encode((folder / f"{figure.id}{suffix}.svg").read_bytes()).decode()
-           for name, suffix in (("light", ""), ("dark", "-dark"))}
-        for figure in drawn
-    ]  # fmt: skip
+    pictures = []
+    for figure in (figure for figure in wanted if draw(figure, selection, folder)):
+        files = (folder / f"{figure.id}{suffix}.svg" for suffix in ("", "-dark"))
+        light, dark = (base64.b64encode(file.read_bytes()).decode() for file in files)
+        caption = f"{figure.title}. {scale}"
+        pictures.append({"id": figure.id, "title": figure.title, "caption": caption, "light": light, "dark": dark})
+    return pictures

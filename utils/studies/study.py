@@ -1,35 +1,8 @@
 """Studies as TOML files: what varies, what the rows and columns of the table are, and what is compared.
 
-    title = "Which norm for replay?"
-    seeds = [0, 1]
-    rows = ["model", "norm"]            # a row for every combination of these
-    columns = ["buffer_size"]           # the rest of what varies; optional if rows names everything
-    metrics = ["class_il_faa", "task_il_faa"]
-    compare = { norm = "bn" }           # a second table: every row minus the one with this value
-    plugins = ["mine"]                  # plug-in folders, relative to the file; or --plugins
-
-    [common]                            # flags of every run
-    dataset = "seq-digits"
-
-    [vary]                              # any flag, with its values
-    model = ["er", "derpp"]
-    norm = ["bn", "gn", "adab2n"]
-    buffer_size = [50, 200]
-
-    [[with]]                            # further flags where these hold
-    when = { norm = "gn" }
-    flags = { groups = 8 }
-
-Combinations of flags that are no grid are variants. They vary under the name `variant`, in rows or columns; one with a
-baseline stands for the difference to it:
-
-    [[variant]]
-    name = "BN, joint over separate"
-    flags = { norm = "bn", replay_forward = "joint" }
-    baseline = { norm = "bn", replay_forward = "separate" }
-
-A study becomes a preset and plans, so that launchers, resuming, status and reports work as for the paper's tables. The
-studies in `builtin` use a preset's data sets (`data`, with the smaller buffer of each) instead of their own.
+docs/reproduce.md has the format. A study becomes a preset and plans, so that launchers, resuming, status and reports
+work as for the paper's tables. The studies in `builtin` use a preset's data sets (`data`, with the smaller buffer of
+each) instead of their own.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby, product
 from typing import Any
 
 import numpy as np
@@ -33,14 +33,11 @@ class Selection:
         is_set = {"kappa", "lambd"} & dict(experiment.flags).keys()
         if self.mode == "fixed" or experiment.norm != "adab2n" or is_set:
             return {}
-        preset = self.runs.preset
-        base = Experiment(experiment.model, "adab2n", experiment.data, experiment.buffer)
+        preset, base = self.runs.preset, replace(experiment, flags=())
         flags = {} if self.mode == "test" else {"validation": HELD_OUT}
-        return {
-            (kappa, lambd): [self.runs.of(base, seed, kappa=kappa, lambd=lambd, **flags) for seed in self.seeds]
-            for kappa in preset.kappas
-            for lambd in preset.data[experiment.data].lambdas
-        }
+        choices = product(preset.kappas, preset.data[experiment.data].lambdas)
+        return {(kappa, lambd): [self.runs.of(base, seed, kappa=kappa, lambd=lambd, **flags) for seed in self.seeds]
+                for kappa, lambd in choices}  # fmt: skip
 
     def winner(self, experiment: Experiment) -> dict[str, float] | None:
         """Return the flags to run with; None while the grid is not finished."""
@@ -84,12 +81,10 @@ def required_runs(plans: Sequence[Plan], selection: Selection) -> tuple[dict[str
     for _, block in groupby(plans, key=lambda plan: plan.id if plan.seeds else ""):
         of_block: list[Run] = []
         for plan in block:
-            of_plan = selection.for_plan(plan)
-            cells = plan.cells(selection.runs.preset)
+            of_plan, cells = selection.for_plan(plan), plan.cells(selection.runs.preset)
             for experiment in dict.fromkeys(each for cell in cells for each in cell.comparison.experiments):
-                of_block += [run for searched in of_plan.grid(experiment).values() for run in searched]
                 final = of_plan.final(experiment)
-                of_block += final or []
+                of_block += [*chain(*of_plan.grid(experiment).values()), *(final or [])]
                 if final is None:
                     waiting.add(experiment)
         for run in sorted(of_block, key=lambda run: run.options["seed"]):

@@ -64,8 +64,7 @@ def parser() -> argparse.ArgumentParser:
     add("--retries", type=integer(0, MANY), default=2, help="further attempts of a run that fails (default 2)")
     add("--dry_run", "--dry-run", action="store_true", help="print the commands and stop")
     add("--ray_address", help="an existing Ray cluster (default: a local one for this sweep)")
-    text = 'for Slurm: --sbatch_args="--partition=gpu --time=4:00:00"'
-    add("--sbatch_args", type=shlex.split, default=[], help=text)
+    add("--sbatch_args", type=shlex.split, default=[], help='such as --sbatch_args="--partition=gpu --time=4:00:00"')
     add("--detach", action="store_true", help="submit to Slurm and return")
 
     repeat = commands.add_parser("repeat", help="train recorded runs again and compare every number")
@@ -80,7 +79,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_plan_arguments(command: argparse.ArgumentParser, ids: str = IDS) -> None:
-    """Add the arguments that say which runs a command is about."""
     add = command.add_argument
     add("ids", nargs="*", default=["all"], help=ids)
     add("--preset", default="paper", choices=["paper", "narrow", "cpu", "smoke"], help="scale (default paper)")
@@ -94,7 +92,6 @@ def add_plan_arguments(command: argparse.ArgumentParser, ids: str = IDS) -> None
 
 
 def add_worker_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that say how many runs are trained at a time, and where."""
     command.add_argument("--workers", type=COUNT, help="runs at a time (default: what cores or GPUs allow)")
     command.add_argument("--gpus", help="GPUs to use, such as 0,1 or none (default: all)")
     command.add_argument("--jobs_per_gpu", type=COUNT, default=1, help="runs that share a GPU (default 1)")

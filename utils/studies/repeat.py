@@ -25,15 +25,15 @@ def repeat(arguments: Namespace) -> int:
         raise UsageError(text)
     names = choose(list(records), arguments.runs, arguments.count)
     runs = Runs(PRESETS["paper"], str(folder), measured=folder)  # without the records that are repeated
+    threads = {name: records[name]["conditions"][0]["num_threads"] for name in names}
     wanted = []
     for name in names:
         options: dict[str, Any] = {"config": Path(arguments.records) / name / "record.json", "results_path": folder}
-        options["num_threads"] = threads(records[name])  # which changes rounding, but not the name of a run
+        options["num_threads"] = threads[name]  # which changes rounding, but not the name of a run
         if arguments.base_path and "base_path" in records[name]["config"]:
             options["base_path"] = arguments.base_path
         wanted.append(Run(name, options, folder / "runs" / name, records[name]["steps"]))
-    most_threads = max(threads(records[name]) for name in names)
-    engine = LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu, most_threads)
+    engine = LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu, max(threads.values()))
     outcome = sweep(wanted, runs, engine, retries=0, display=Display(len(wanted), 0))
     lines = [comparison_line(records[run.name], runs.record(run)) for run in wanted]
     identical = sum(line.startswith("identical") for line in lines)
@@ -48,10 +48,6 @@ def choose(known: list[str], names: list[str], count: int) -> list[str]:
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"no record of a finished run is called {unknown[0]}; see the folder of --records")
     return list(dict.fromkeys(names)) or random.Random(0).sample(known, min(count, len(known)))
-
-
-def threads(record: dict[str, Any]) -> int:
-    return record["conditions"][0]["num_threads"]
 
 
 def comparison_line(record: dict[str, Any], repeated: dict[str, Any] | None) -> str:

@@ -57,14 +57,12 @@ def show_list(arguments: Namespace) -> int:
 def show_status(arguments: Namespace) -> int:
     plans, selection = set_up(arguments)
     required, waiting = required_runs(plans, selection)
-    names: dict[str, list[str]] = {state: [] for state in (DONE, RUNNING, FAILED, STOPPED, MISSING)}
-    for name, run in required.items():
-        names[selection.runs.state(run)].append(name)
-    for state in (RUNNING, FAILED, STOPPED, MISSING):
-        for name in names[state]:
-            log_file = f"; see {required[name].log}" if state == FAILED else ""
-            print(f"{state:9}{progress_text(required[name]) or name}{log_file}")
-    print(", ".join(f"{len(group)} {state}" for state, group in names.items()))
+    groups: dict[str, list[Run]] = {state: [] for state in (DONE, RUNNING, FAILED, STOPPED, MISSING)}
+    for run in required.values():
+        groups[selection.runs.state(run)].append(run)
+    for state, run in ((state, run) for state, group in groups.items() if state != DONE for run in group):
+        print(f"{state:9}{progress_text(run) or run.name}{f'; see {run.log}' if state == FAILED else ''}")
+    print(", ".join(f"{len(group)} {state}" for state, group in groups.items()))
     if waiting:
         print(f"{waiting} experiments wait for their kappa and lambda")
     return 0
@@ -84,8 +82,7 @@ def run_missing(arguments: Namespace) -> int:
         wanted = [required[name] for name, state in states.items() if state not in skipped]
         announce(required, wanted, waiting, runs)
         if arguments.dry_run:
-            for run in wanted:
-                print(shlex.join(["python", "main.py", *run.command()]))
+            print("".join(f"{shlex.join(['python', 'main.py', *run.command()])}\n" for run in wanted), end="")
             return 0
         if problems := data_problems(wanted, runs):
             for problem in problems:
@@ -190,6 +187,7 @@ def keep_records(arguments: Namespace) -> int:
     required, _ = required_runs(plans, selection)
     copies = {name: selection.runs.measured / name / "record.json" for name in required}
     kept: Counter[str] = Counter()
+    usual = {"results_path": "results", "base_path": "data"}
     for name, copy in copies.items():
         path = required[name].folder / "record.json"
         try:
@@ -198,8 +196,7 @@ def keep_records(arguments: Namespace) -> int:
             log.warning(f"{path} is not kept: {error}")
             continue
         if record is not None:
-            usual = {"results_path": "results", "base_path": "data"}
-            record["config"] |= {option: value for option, value in usual.items() if option in record["config"]}
+            record["config"] |= {option: usual[option] for option in usual.keys() & record["config"].keys()}
             copy.parent.mkdir(parents=True, exist_ok=True)
             write_json(copy, record | {"seal": seal_of(record)})
             kept[record["status"]] += 1

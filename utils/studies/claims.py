@@ -178,9 +178,8 @@ class Verdict:
             return OPEN
         low, high = self.paired.interval
         if (margin := self.claim.alike) is not None:
-            if -margin <= low and high <= margin:
-                return HOLDS
-            return FAILS if low > margin or high < -margin else OPEN
+            is_within, is_outside = -margin <= low and high <= margin, low > margin or high < -margin
+            return HOLDS if is_within else FAILS if is_outside else OPEN
         if self.paired.is_below or self.refuting:
             return FAILS
         return OPEN if (self.claim.every and self.against) or not self.paired.is_above else HOLDS

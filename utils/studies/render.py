@@ -81,8 +81,7 @@ def markdown_cell(result: Result, table: Table) -> str:
 def latex_cell(result: Result, table: Table) -> str:
     if result.mean is None:
         return "--"
-    spread = "" if result.std is None else rf"{{\footnotesize \textpm {result.std:.2f}}}"
-    text = f"{result.mean:.2f}{spread}"
+    text = f"{result.mean:.2f}" + ("" if result.std is None else rf"{{\footnotesize \textpm {result.std:.2f}}}")
     return rf"\textbf{{{text}}}" if table.is_best(result) else text
 
 

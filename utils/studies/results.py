@@ -74,37 +74,16 @@ class Result:
     records: list[dict[str, Any]] = field(default_factory=list)
     paths: dict[int, Path] = field(default_factory=dict)  # of the records of the cell's experiment, by seed
 
-    @property
-    def paired(self) -> Paired:
-        return Paired(tuple(value for value in self.values.values() if value is not None))
-
-    @property
-    def n(self) -> int:
-        return self.paired.n
-
-    @property
-    def mean(self) -> float | None:
-        return self.paired.mean
-
-    @property
-    def std(self) -> float | None:
-        return stdev(self.paired.differences) if self.n > 1 else None
-
-    @property
-    def complete(self) -> bool:
-        return self.n == len(self.values)
-
-    @property
-    def difference(self) -> float | None:
-        return None if self.paper is None or self.mean is None else self.mean - self.paper
-
-    @property
-    def z(self) -> float | None:
-        """The difference to the paper in standard errors, None if a side has no spread."""
-        if self.difference is None or self.std is None or self.paper_std is None:
-            return None
-        spread = math.sqrt(self.paper_std**2 / PUBLISHED_SEEDS + self.std**2 / self.n)
-        return self.difference / spread if spread else None
+    def __post_init__(self) -> None:
+        self.paired = Paired(tuple(value for value in self.values.values() if value is not None))
+        self.n, self.mean = self.paired.n, self.paired.mean
+        self.std = stdev(self.paired.differences) if self.n > 1 else None
+        self.complete = self.n == len(self.values)
+        self.difference = None if self.paper is None or self.mean is None else self.mean - self.paper
+        self.z: float | None = None  # the difference in standard errors, None if a side has no spread
+        if self.difference is not None and self.std is not None and self.paper_std is not None:
+            spread = math.sqrt(self.paper_std**2 / PUBLISHED_SEEDS + self.std**2 / self.n)
+            self.z = self.difference / spread if spread else None
 
 
 Row = tuple[str, str]  # group and name

@@ -253,7 +253,8 @@ def test_interrupted_and_killed_sweep_goes_on_and_repeats_nothing(tmp_path, caps
     after = finished(tmp_path)
     assert len(after) == 6
     assert before.items() <= after.items()
-    assert {path.read_text().count("record: ") for path in tmp_path.glob("runs/*/output.log")} == {1}
+    # A run that is killed between its record and its last line has printed none; no run has printed two.
+    assert max(path.read_text().count("record: ") for path in tmp_path.glob("runs/*/output.log")) == 1
     whole, _ = required_runs([PLANS["table8"]], Selection("fixed", Runs(SMOKE, str(tmp_path / "whole")), (0,)))
     local_sweep(Runs(SMOKE), list(whole.values()), workers=2)
     for name, run in whole.items():

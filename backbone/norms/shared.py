@@ -19,7 +19,7 @@ class ForwardPass:
     """One training forward pass. After it, `report` says what the layers did."""
 
     def __init__(self) -> None:
-        self.report = Normalization()  # of this pass alone: passes are told apart by their reports
+        self.report = Normalization()  # one object per pass, by which probes tell passes apart
 
 
 class SharedNormState(nn.Module):

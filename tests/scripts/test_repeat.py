@@ -1,4 +1,4 @@
-"""`repeat`: equal numbers are told from others, and every run is really trained again."""
+"""`repeat` compares every number, and always trains again."""
 
 import json
 import shutil

@@ -1,28 +1,45 @@
-"""The authors' released code as a test: fifteen recorded steps of it, replayed by ours.
+"""Released code as a test: recorded steps of it, replayed by ours.
 
-Losses, logits, parameters, running statistics and psi agree to 1e-9 (in fact to about 1e-14). The environment variable
-TRACES names a folder with further traces of the same form; `python -m tests.test_traces` prints how close each comes.
+traces/       fifteen steps of the paper's code: losses, logits, parameters, running statistics and psi
+traces_tbbn/  single forward and backward passes of the layer that TBBN's authors released
+
+All agree to 1e-9 (in fact to about 1e-14). The environment variables TRACES and TBBN_TRACES name folders with further
+traces of the same form; `python -m tests.test_traces` prints how close each of the first kind comes.
 """
 
 import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from backbone.adab2n import TBBN, tasks
+from backbone.network import Network
+from backbone.norms import norm_factory
+from models.step_runner import StepRunner
 from tests import released_inputs as released
-from tests.helpers import CPU, make_spec
+from tests.helpers import CPU, assert_close, make_samples, make_spec
 from utils.config.resolve import resolve
 from utils.data.stream import make_batch, move_batch
 from utils.run.build import build_method, build_network
 from utils.step import StepIndex
 
+
+def trace_paths(folder: str, variable: str) -> list[Path]:
+    """Return the traces in a folder of the tests and in the one that the variable names, if it is set."""
+    folders = [Path(__file__).parent / folder, *(Path(os.environ[name]) for name in (variable,) if name in os.environ)]
+    for each in folders:
+        if not list(each.glob("*.json")):
+            raise FileNotFoundError(f"there are no traces in {each}; check the environment variable {variable}")
+    return [path for each in folders for path in sorted(each.glob("*.json"))]
+
+
 FOLDER = Path(__file__).parent / "traces"
-FOLDERS = [FOLDER, *([Path(os.environ["TRACES"])] if os.environ.get("TRACES") else [])]
-PATHS = [path for folder in FOLDERS for path in sorted(folder.glob("*.json"))]
+PATHS, TBBN_PATHS = trace_paths("traces", "TRACES"), trace_paths("traces_tbbn", "TBBN_TRACES")
 BOUND = 1e-9
 RECORDED = ("source", "size", "losses", "logits", "digests", "psi")  # all else are options of the run
 
@@ -123,6 +140,79 @@ def test_another_setting_is_noticed(change):
     trace = json.loads((FOLDER / "derpp-adab2n.json").read_text())
     found = replay(trace | {change: trace[change] * 1.001})
     assert np.abs(np.array(found["logits"]) - trace["logits"]).max() > 1e-7
+
+
+# --- TBBN ------------------------------------------------------------------------------------------------------------
+
+
+class OneNorm(Network):
+    """A network that is nothing but a norm layer."""
+
+    def __init__(self, factory, channels: int):
+        super().__init__(factory)
+        self.norm, self.classifier = factory(channels), torch.nn.Identity()
+
+    def body(self, x):
+        return self.norm(x), ()
+
+
+def package_layer(trace: dict):
+    """Return the package's layer, and a function that calls it as users do."""
+    layer = TBBN(len(trace["weight"])).double()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        n, before = trace["current"], trace["tasks_before"]
+        with tasks([before] * n + [0] * (len(x) - n), [False] * n + [True] * (len(x) - n)):
+            return layer(x)
+
+    return layer, call
+
+
+def framework_norm(trace: dict):
+    """Return the layer of `--norm tbbn`, and a function that lets a step of a method with two draws call it."""
+    net = OneNorm(norm_factory("tbbn"), len(trace["weight"])).double().train()
+    for _ in range(trace["tasks_before"] + 1):
+        net.begin_task(n_classes=2)
+    runner = StepRunner(SimpleNamespace(net=net, config=SimpleNamespace(replay_forward="joint")))
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        n = trace["current"]
+        parts = {"current": x[:n], "first": x[n : n + 3], "second": x[n + 3 :]}
+        batches = {name: make_samples([0] * len(part), inputs=part) for name, part in parts.items() if len(part)}
+        groups = runner.groups(batches, trace["tasks_before"], replayed=len(batches) > 1)
+        outputs = runner.forward(batches, groups, penalized=False)
+        return torch.cat([output.logits for output in outputs.values()])
+
+    return net.norm, call
+
+
+@pytest.mark.parametrize("build", [package_layer, framework_norm])
+@pytest.mark.parametrize("path", TBBN_PATHS, ids=lambda path: path.stem)
+def test_tbbn_is_that_of_its_authors(path, build):
+    trace = json.loads(path.read_text())
+    layer, call = build(trace)
+    layer.eps, layer.momentum = trace["eps"], trace["momentum"]
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor(trace["weight"], dtype=torch.float64))
+        layer.bias.copy_(torch.tensor(trace["bias"], dtype=torch.float64))
+    for step in trace["steps"]:
+        layer.zero_grad()
+        x = torch.tensor(step["input"], dtype=torch.float64, requires_grad=True)
+        out = call(x)
+        out.backward(torch.tensor(step["upstream"], dtype=torch.float64))
+        ours = {
+            "output": out, "grad_input": x.grad, "grad_weight": layer.weight.grad, "grad_bias": layer.bias.grad,
+            "running_mean": layer.running_mean, "running_var": layer.running_var,
+        }  # fmt: skip
+        for name, value in ours.items():
+            assert_close(value.detach(), step[name], atol=BOUND)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_folder_without_traces_is_an_error(exists, tmp_path, monkeypatch):
+    monkeypatch.setenv("TBBN_TRACES", str(tmp_path if exists else tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError, match="TBBN_TRACES"):
+        trace_paths("traces_tbbn", "TBBN_TRACES")
 
 
 if __name__ == "__main__":

@@ -4,17 +4,19 @@ With T tasks before the current one, B_c current and B_p replayed samples, a bat
 T B_c / B_p, lowered to the largest common divisor of B_c and B_p that is not above it. Current sample i belongs to
 split i mod r, and every split holds all replayed samples, so that all tasks have about the same share of a split. Each
 split is normalized with its own statistics. The output of a replayed sample is the mean of its outputs in the splits.
+The running statistics move to the mean over the splits of their means and unbiased variances.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .adab2n import TaskIds, _layers
+from .weighted import compute_dtype
 
 
 def number_of_splits(n_current: int, n_replayed: int, tasks_before: int) -> int:
@@ -24,6 +26,38 @@ def number_of_splits(n_current: int, n_replayed: int, tasks_before: int) -> int:
     common = math.gcd(n_current, n_replayed)
     largest = n_current * tasks_before // n_replayed
     return max((r for r in range(1, common + 1) if common % r == 0 and r <= largest), default=1)
+
+
+class SplitNormalized(NamedTuple):
+    """Outputs before scale and shift, and what the running statistics move to."""
+
+    current: Tensor
+    replayed: Tensor
+    running_mean: Tensor  # (C,), without gradient
+    running_var: Tensor
+
+
+def normalize_splits(current: Tensor, replayed: Tensor, splits: int, eps: float) -> SplitNormalized:
+    """Normalize current samples in splits, each together with all replayed samples.
+
+    The replayed samples are not repeated for every split: their statistics are pooled with those of each split, and the
+    mean of their outputs over the splits is one multiplication and addition.
+    """
+    dtype, space = compute_dtype(current), range(2, current.dim())
+    x, old = current.to(dtype).unflatten(0, (-1, splits)), replayed.to(dtype)  # sample i belongs to split i mod r
+    x_var, x_mean = torch.var_mean(x, [0, *(dim + 1 for dim in space)], correction=0)  # (splits, C)
+    old_var, old_mean = torch.var_mean(old, [0, *space], correction=0)  # (C,)
+    share = len(x) / (len(x) + len(old))
+    mean = share * x_mean + (1 - share) * old_mean
+    var = share * x_var + (1 - share) * old_var + share * (1 - share) * (x_mean - old_mean).square()
+    scale = torch.rsqrt(var + eps)
+    shift = -mean * scale
+    in_space = (..., *[None] * len(space))
+    x = x * scale[in_space] + shift[in_space]
+    old = old * scale.mean(0)[in_space] + shift.mean(0)[in_space]
+    count = (len(x) + len(old)) * math.prod(current.shape[2:])
+    running_var = var.detach().mean(0) * (count / (count - 1))
+    return SplitNormalized(x.flatten(0, 1), old, mean.detach().mean(0), running_var)
 
 
 class TBBN(nn.modules.batchnorm._BatchNorm):
@@ -69,27 +103,22 @@ class TBBN(nn.modules.batchnorm._BatchNorm):
             return super().forward(a)
         if len(a) != len(self.current) + len(self.replayed):
             raise ValueError(f"tasks() has {len(self.current) + len(self.replayed)} ids for {len(a)} samples")
-        r, per_split = self.splits, len(self.current) // self.splits
-        current = a[self.current].unflatten(0, (per_split, r)).transpose(0, 1)  # sample i belongs to split i mod r
-        samples = torch.cat([current, a[self.replayed].expand(r, -1, *a.shape[1:])], 1)  # (r, samples, C, ...)
-        over = [1, *range(3, samples.dim())]
-        var, mean = torch.var_mean(samples, over, correction=0, keepdim=True)
-        unit = (samples - mean) * torch.rsqrt(var + self.eps)
-        out = torch.empty_like(a)
-        out[self.current] = unit[:, :per_split].transpose(0, 1).flatten(0, 1)
-        out[self.replayed] = unit[:, per_split:].mean(0)
-        self._update_running(mean.flatten(1).mean(0), var.flatten(1).mean(0), samples[0].numel() // a.shape[1])
+        result = normalize_splits(a[self.current], a[self.replayed], self.splits, self.eps)
+        out = torch.empty_like(a, dtype=result.current.dtype)
+        out[self.current], out[self.replayed] = result.current, result.replayed
+        return self.finish(out, result).to(a.dtype)
+
+    def finish(self, out: Tensor, result: SplitNormalized) -> Tensor:
+        """Return the outputs with scale and shift; the running statistics move."""
+        with torch.no_grad():
+            assert self.momentum is not None
+            self.num_batches_tracked.add_(1)
+            self.running_mean.lerp_(result.running_mean, self.momentum)
+            self.running_var.lerp_(result.running_var, self.momentum)
         if self.weight is None:
             return out
-        shape = (-1, *[1] * (a.dim() - 2))
+        shape = (-1, *[1] * (out.dim() - 2))
         return out * self.weight.view(shape) + self.bias.view(shape)
-
-    @torch.no_grad()
-    def _update_running(self, mean: Tensor, var: Tensor, count: int) -> None:
-        assert self.momentum is not None
-        self.num_batches_tracked.add_(1)
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Accept any number of dimensions."""

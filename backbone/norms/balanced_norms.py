@@ -1,4 +1,4 @@
-"""Relatives of BN from the literature on the same weighted statistics: `bnt`, `tbbn` and `cma`."""
+"""Relatives of BN from the literature on the same weighted statistics: `bnt`, `tbbn_weighted` and `cma`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class BalancedRunning(BatchNormFamily):
         return FamilyPass([weights] * self.n_layers)
 
 
-class TaskBalancedBN(BalancedRunning):
-    """TBBN (Cha et al. 2023): task-balanced statistics, and task-balanced gradients of the scale and shift."""
+class TaskWeightedBN(BalancedRunning):
+    """TBBN (Cha et al. 2023) by weights instead of splits, which `tbbn` has: task-balanced statistics, and
+    task-balanced gradients of the scale and shift."""
 
     def weigh(self, groups: Tensor) -> FamilyPass:
         weights = SampleWeights(balanced_weights(groups, self.dtype_anchor.dtype), balanced_affine=True)
@@ -39,7 +40,7 @@ class CumulativeAverage(BatchNormFamily):
 
 
 @NORMS.register("bnt", help="BN with task-balanced running statistics", options=(NORM_IMPL,), shared=BalancedRunning)
-@NORMS.register("tbbn", help="task-balanced batch normalization", options=(NORM_IMPL,), shared=TaskBalancedBN)
+@NORMS.register("tbbn_weighted", help="tbbn by sample weights", options=(NORM_IMPL,), shared=TaskWeightedBN)
 @NORMS.register("cma", help="BN with a cumulative moving average", options=(NORM_IMPL,), shared=CumulativeAverage)
 def family_batch_norm(channels: int, *, spatial: tuple[int, ...] | None, shared: BatchNormFamily) -> FamilyBatchNorm:
     return FamilyBatchNorm(channels, shared)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,8 @@ class SharedNormState(nn.Module):
     def groups(self, batch: Batch, task: int, *, drawn: bool) -> Tensor | None:
         """Return the (N,) group of every sample of a batch, or None for plain batch statistics.
 
+        In a joint forward pass, `forward_pass` gets the groups of all batches in a row. Batches with None are left out.
+
         Args:
             task: The current task.
             drawn: Whether the batch comes from the buffer. A batch from the stream may hold samples of earlier tasks.
@@ -70,3 +73,22 @@ class SharedNormState(nn.Module):
     def penalty_weight(self, task: int, replayed: bool) -> float:
         """Return the weight of the penalty in the loss of a step of this task, 0 for none."""
         return 0.0
+
+
+class TasksBegun(SharedNormState):
+    """Counts the tasks that have begun: `len(self.begun)`."""
+
+    begun: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # One element a task. The count is its size, which the host knows: a value would have to be waited for.
+        self.register_buffer("begun", torch.zeros(0, dtype=torch.uint8))
+
+    def begin_task(self, n_classes: int) -> list[nn.Parameter]:
+        self.begun = self.begun.new_zeros(len(self.begun) + 1)
+        return []
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        self.begun = self.begun.new_zeros(len(state_dict.get(f"{prefix}begun", self.begun)))
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,4 +1,4 @@
-"""The relatives of BN on the weighted primitive: `bnt`, `tbbn` and `cma` against torch's layers and numpy."""
+"""The relatives of BN on the weighted primitive: `bnt`, `tbbn_weighted` and `cma` against torch's layers and numpy."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ EPS = 1e-5
 SHAPE = (7, 3, 4, 5)
 TASKS = np.array([3, 0, 0, 3, 1, 0, 0])  # task 2 is absent
 BALANCED = np.array([1 / 6, 1 / 12, 1 / 12, 1 / 6, 1 / 3, 1 / 12, 1 / 12])
-NORMS = ("bnt", "tbbn", "cma")
+NORMS = ("bnt", "tbbn_weighted", "cma")
 each_impl = pytest.mark.parametrize("impl", NORM_IMPLS)
 
 
@@ -100,13 +100,13 @@ def test_bnt_trains_like_batch_norm_and_balances_what_it_remembers(impl):
     assert (layer.running_mean - twin.running_mean).abs().max() > 0.01
 
 
-# --- tbbn --------------------------------------------------------------------------------------------------------
+# --- tbbn_weighted -----------------------------------------------------------------------------------------------
 
 
 @each_impl
-def test_tbbn_against_numpy(impl):
+def test_tbbn_weighted_against_numpy(impl):
     inputs = batches(3)
-    shared, [layer] = made("tbbn", impl)
+    shared, [layer] = made("tbbn_weighted", impl)
     gamma, beta = layer.weight.detach().clone(), layer.bias.detach().clone()
     for x in inputs:
         x = x.detach().requires_grad_()

@@ -15,8 +15,8 @@ from utils.step import StepIndex
 
 SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 8, 8), train_sizes=(12,) * 3)
 ALL_NORMS = sorted(NORMS.entries())
-FAMILY = ("adab2n", "bnt", "tbbn", "cma")
-OTHERS = ("brn", "sn", "none", "bn_frozen")
+FAMILY = ("adab2n", "bnt", "tbbn_weighted", "cma")
+OTHERS = ("brn", "sn", "none", "bn_frozen", "tbbn")
 
 
 def started(norm: str, model: str = "er", backbone: str = "resnet18", **options):

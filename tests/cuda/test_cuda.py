@@ -20,7 +20,7 @@ from utils.step import StepIndex
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICE = torch.device("cuda", 0)
 SPEC = make_spec(n_tasks=2, n_classes=4, image_shape=(3, 16, 16), augmentation=(Crop(2), Flip()), train_sizes=(80, 80))
-NORMS = ["bn", "ln", "gn", "cn", "adab2n", "bnt", "tbbn", "cma", "brn", "sn", "none", "bn_frozen"]
+NORMS = ["bn", "ln", "gn", "cn", "adab2n", "bnt", "tbbn", "tbbn_weighted", "cma", "brn", "sn", "none", "bn_frozen"]
 
 
 def steps_of(model: str, norm: str, **options):

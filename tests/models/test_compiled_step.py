@@ -62,6 +62,7 @@ def steps_of(method, stream, tasks, epochs: int = 1, number: int = 0):
         ("er_ace", "adab2n", {}, 2),
         ("er", "cma", {}, 1),
         ("sgd", "bn_frozen", {}, 3),  # one for every task
+        ("er", "tbbn", {"minibatch_size": 2}, 3),  # likewise
         ("er", "bn", {"current_share": "1/T"}, 3),
     ],
 )
@@ -83,6 +84,7 @@ def test_graphs_of_a_run_are_bounded(graphs, model, norm, options, most):
         ("derpp", "gn", {"minibatch_size": 6}),
         ("derpp", "adab2n", {"lambd": 1.0, "kappa": 0.3}),
         ("er", "adab2n", {"fidelity": "paper", "lambd": 0.01}),
+        ("er_ace", "tbbn", {"minibatch_size": 2}),  # two splits in later tasks
         ("er_ace", "brn", {"brn_warmup": 0}),  # whose gradient sees the running statistics, as the penalty's does
     ],
 )

@@ -63,7 +63,7 @@ def no_blocking_copies():
 
 def in_second_task(model: str, norm: str, **options):
     """(method, stream) of a run that has trained one batch of its first task and begun the second."""
-    impl = {"norm_impl": "fused"} if norm in ("adab2n", "bnt", "tbbn", "cma") else {}
+    impl = {"norm_impl": "fused"} if norm in ("adab2n", "bnt", "tbbn_weighted", "cma") else {}
     config = run_config(model, norm, "resnet18", **impl, **options)
     stream = make_stream(SPEC).to(DEVICE)
     method = build_method(config, SPEC, build_network(config, SPEC, DEVICE), DEVICE)
@@ -86,12 +86,17 @@ def copies_of_a_step(model: str, norm: str, **options) -> int:
 
 
 @pytest.mark.parametrize(
-    "norm", ["bn", "ln", "gn", "cn", "adab2n", "bnt", "tbbn", "cma", "brn", "sn", "none", "bn_frozen"]
+    "norm",
+    ["bn", "ln", "gn", "cn", "adab2n", "bnt", "tbbn", "tbbn_weighted", "cma", "brn", "sn", "none", "bn_frozen"],
 )
 @pytest.mark.parametrize("model", ["er_ace", "derpp"])
 def test_a_step_waits_for_nothing_and_copies_twice(model, norm):
     """One copy for all that the host decides before the forward, one for where the buffer puts the batch."""
     assert copies_of_a_step(model, norm) == 2
+
+
+def test_nor_do_the_splits_of_tbbn():
+    assert copies_of_a_step("er_ace", "tbbn", minibatch_size=2) == 2
 
 
 @pytest.mark.parametrize(
@@ -112,7 +117,7 @@ def test_options_do_not_change_that(options):
 
 @pytest.mark.parametrize(
     ("model", "copies"),
-    [("sgd", 1), ("er", 2), ("der", 2), ("agem", 2), ("ewc_on", 1), ("icarl", 1), ("er_ace_lider", 4)],
+    [("sgd", 1), ("er", 2), ("der", 2), ("agem", 1), ("agem_r", 2), ("ewc_on", 1), ("icarl", 1), ("er_ace_lider", 4)],
 )
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
 def test_copies_of_the_other_methods(model, norm, copies):

@@ -3,9 +3,6 @@
 import copy
 import doctest
 import io
-import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -186,32 +183,6 @@ def test_compiles_into_one_graph_with_the_same_numbers(norm, backend):
 
 
 # --- TBBN -------------------------------------------------------------------------------------------------------------
-
-TBBN_TRACES = [Path(__file__).parents[1] / "traces_tbbn", *map(Path, filter(None, [os.environ.get("TBBN_TRACES")]))]
-
-
-@pytest.mark.parametrize("path", [p for f in TBBN_TRACES for p in sorted(f.glob("*.json"))], ids=lambda p: p.stem)
-def test_tbbn_is_that_of_its_authors(path):
-    trace = json.loads(path.read_text())
-    layer = adab2n.TBBN(len(trace["weight"]), trace["eps"], trace["momentum"]).double()
-    with torch.no_grad():
-        layer.weight.copy_(torch.tensor(trace["weight"], dtype=torch.float64))
-        layer.bias.copy_(torch.tensor(trace["bias"], dtype=torch.float64))
-    n, m, before = trace["current"], trace["replayed"], trace["tasks_before"]
-    for step in trace["steps"]:
-        x = torch.tensor(step["input"], dtype=torch.float64, requires_grad=True)
-        with adab2n.tasks([before] * n + [0] * m, [False] * n + [True] * m):
-            assert layer.splits == trace["splits"]
-            out = layer(x)
-        out.backward(torch.tensor(step["upstream"], dtype=torch.float64))
-        ours = {
-            "output": out, "grad_input": x.grad, "grad_weight": layer.weight.grad, "grad_bias": layer.bias.grad,
-            "running_mean": layer.running_mean, "running_var": layer.running_var,
-        }  # fmt: skip
-        for name, value in ours.items():
-            expected = torch.tensor(step[name], dtype=torch.float64)
-            torch.testing.assert_close(value.detach(), expected, rtol=0, atol=1e-9, msg=name)
-        layer.zero_grad()
 
 
 def test_number_of_splits():

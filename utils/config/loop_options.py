@@ -176,7 +176,7 @@ BUFFER = (
     Option(
         "replay_forward",
         choice("auto", "joint", "separate"),
-        "Current and replayed samples in one forward pass or in separate ones. auto: joint for adab2n and er.",
+        "Current and replayed samples in one forward pass or in separate ones. auto: joint for adab2n, tbbn and er.",
         default=ByFidelity(official="auto", paper="joint"),
     ),
 )

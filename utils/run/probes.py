@@ -26,11 +26,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from backbone.adab2n.statistics import batch_input
+from backbone.adab2n.tbbn import TBBN
+from backbone.network import Network
 from backbone.norms.family import FamilyBatchNorm
 from models.method import Method
 from utils.errors import RunFailed, UsageError
 from utils.files import write_atomically
-from utils.run.eval_statistics import batch_stat_layers, norm_layers
+from utils.run.eval_statistics import StatLayer, batch_stat_layers, norm_layers
 from utils.run.observers import Observer
 from utils.step import Normalization, Output, Step
 
@@ -143,12 +145,20 @@ def without_shift(layer: nn.Module, output: torch.Tensor) -> tuple[torch.Tensor 
     return gamma.detach().flatten().clone(), shifted.reshape(len(shifted), gamma.numel(), -1)
 
 
+def layers_with_one_normalization(net: Network, feature: str) -> list[StatLayer]:
+    """Return the layers with batch statistics; raise UsageError if they normalize a batch in several ways."""
+    layers = batch_stat_layers(net, feature)
+    if any(isinstance(layer, TBBN) for layer in layers):
+        raise UsageError(f"{feature} records one mean per batch, --norm tbbn has several; remove it or change the norm")
+    return layers
+
+
 class Statistics(Probe):
     name = "statistics"
 
     def __init__(self, method: Method):
         super().__init__(method)
-        self.parts = batch_stat_layers(method.net, f"--probe {self.name}")
+        self.parts = layers_with_one_normalization(method.net, f"--probe {self.name}")
         for number, part in enumerate(self.parts):
             if isinstance(part, _BatchNorm):  # which does not report its statistics
                 part.register_forward_pre_hook(partial(self._compute, number))
@@ -183,7 +193,7 @@ class TaskWeights(Probe):
 
     def __init__(self, method: Method):
         super().__init__(method)
-        self.parts = batch_stat_layers(method.net, f"--probe {self.name}")
+        self.parts = layers_with_one_normalization(method.net, f"--probe {self.name}")
         # (tasks, layers): how much of each task is in the running statistics.
         self.effective = torch.zeros(self.n_tasks, len(self.parts), dtype=torch.float64, device=self.device)
         for number, part in enumerate(self.parts):

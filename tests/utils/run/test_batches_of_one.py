@@ -30,7 +30,7 @@ def run(config, stream):
 # --- which are left out -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", ["bn", "bnt", "adab2n", "tbbn", "cma", "cn", "brn"])
+@pytest.mark.parametrize("norm", ["bn", "bnt", "adab2n", "tbbn", "tbbn_weighted", "cma", "cn", "brn"])
 def test_batch_that_cannot_be_normalized_is_left_out_counted_and_said_once(norm, capsys):
     result = run(run_config("sgd", norm, n_epochs=2), odd_stream())
     assert (result["batches_left_out"], result["steps"]) == (2, 2 * (3 + 3 + 2))

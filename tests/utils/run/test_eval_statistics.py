@@ -15,7 +15,7 @@ from utils.run.observers import Observer
 from utils.run.training import Training
 
 SPEC = make_spec(n_tasks=2, n_classes=4, train_sizes=(12, 12))
-NORMS = ["bn", "cn", "adab2n", "bnt", "tbbn", "cma"]
+NORMS = ["bn", "cn", "adab2n", "bnt", "tbbn", "tbbn_weighted", "cma"]
 NORM_OPTIONS = {"cn": {"cn_affine": "learned"}, "adab2n": {"running_var_start": 0}}
 
 

@@ -283,6 +283,8 @@ def test_a_checkpoint_without_the_recording_starts_over(tmp_path):
     [
         ("gn", "er", Statistics, "needs a norm"),
         ("gn", "er", TaskWeights, "needs a norm"),
+        ("tbbn", "er", Statistics, "tbbn"),
+        ("tbbn", "er", TaskWeights, "tbbn"),
         ("bn", "agem", Stability, "gradient per step"),
     ],
 )

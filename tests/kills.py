@@ -30,8 +30,8 @@ from main import main
 from tests.outcomes import outcome
 
 NORMS = ("bn", "cn", "adab2n")
-REPLAY = ("er", "er_ace", "derpp", "er_ace_lider", "derpp_lider", "der", "agem")
-OWN_BUFFER = ("gdumb", "icarl")
+REPLAY = ("er", "er_ace", "derpp", "er_ace_lider", "derpp_lider", "der", "agem_r")
+OWN_BUFFER = ("agem", "gdumb", "icarl")
 WITHOUT_BUFFER = ("sgd", "joint", "ewc_on")
 AIMS = ("any moment", "inside a checkpoint", "at the end of a task")
 CHECKPOINT_STEPS = 2

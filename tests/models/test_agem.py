@@ -7,7 +7,17 @@ import torch
 from torch.nn import functional as F
 
 from models import agem
-from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config
+from tests.helpers import (
+    assert_close,
+    build_run,
+    make_spec,
+    make_stream,
+    record_steps,
+    run_config,
+    sample_numbers,
+)
+from utils.errors import UsageError
+from utils.run.build import check_together
 from utils.step import StepIndex
 
 EPS = 1e-5
@@ -94,7 +104,7 @@ def vector_of(net) -> torch.Tensor:
 def build(norm: str, **options):
     stream = make_stream(make_spec(image_shape=(1, 2, 2), mean=(0.0,), std=(1.0,)), seed=1)
     options |= {"lambd": LAMBDA, "kappa": KAPPA} if norm == "adab2n" else {}
-    config = run_config("agem", norm, hidden=5, dtype="float64", lr=LR, minibatch_size=8, **options)
+    config = run_config("agem_r", norm, hidden=5, dtype="float64", lr=LR, minibatch_size=8, **options)
     _, method = build_run(config, stream)
     method.net.train()
     return method, stream
@@ -149,3 +159,40 @@ def test_a_whole_step(norm, disagree):
         for layer, (mean, variance) in zip((method.net.norm1, method.net.norm2), twin.running, strict=True):
             assert_close(layer.running_mean, mean)
             assert_close(layer.running_var, variance)
+
+
+# --- the buffers of agem and agem_r -----------------------------------------------------------------------------
+
+
+def replayed_tasks(step) -> tuple[int, list[int]]:
+    replay = step.batches.get("replay")
+    return step.index.task, [] if replay is None else sorted(replay.tasks.tolist())
+
+
+@pytest.mark.parametrize("setting", ["class", "domain"])
+def test_agem_stores_samples_of_a_task_at_its_end(setting, monkeypatch):
+    """Ten slots for three tasks are three for each; the second task has only two samples."""
+    monkeypatch.setattr(agem, "CHUNK", 16)
+    stream = make_stream(make_spec(setting, n_tasks=3, n_classes=6, train_sizes=(12, 2, 40)))
+    chosen = []
+    for seed in (0, 0, 1):
+        steps, method, _ = record_steps(run_config("agem", buffer_size=10, seed=seed), stream, replayed_tasks)
+        assert steps[:4] == [(0, [])] * 3 + [(1, [0, 0, 0])]
+        assert all(len(tasks) == 4 and set(tasks) == {0, 1} for task, tasks in steps[4:])
+        stored = method.buffer.all_samples()
+        assert stored.tasks.tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
+        chosen.append(sample_numbers(stored.images).tolist())
+        assert [number >= 12 for number in chosen[-1]] == [task > 0 for task in stored.tasks]
+        assert len(set(chosen[-1])) == 8
+    assert chosen[0] == chosen[1] != chosen[2]
+
+
+def test_agem_says_which_of_the_two_it_is(capsys):
+    for model in ("agem", "agem_r"):
+        build_run(run_config(model), make_stream(make_spec()))
+        assert capsys.readouterr().err.count("agem_r") == (model == "agem")
+
+
+def test_a_buffer_smaller_than_the_tasks_is_refused():
+    with pytest.raises(UsageError, match="--buffer_size 2"):
+        check_together(run_config("agem", buffer_size=2), make_spec(n_tasks=3, n_classes=6))

@@ -147,7 +147,7 @@ def test_a_machine_without_a_compiler_is_told_before_the_run(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"model": "agem"}, "--model agem"),
+        ({"model": "agem_r"}, "--model agem_r"),
         ({"model": "er_ace_lider"}, "--model er_ace_lider"),
         ({"model": "gdumb"}, "--model gdumb"),
         ({"batch_size": 1}, "batches of at least 2"),

@@ -73,7 +73,7 @@ class Ring(Policy):
 
     def __init__(self, capacity: int, owners: int, by: str):
         if capacity < owners:
-            raise UsageError(f"--buffer_size {capacity} is less than one slot for each {by} of the ring ({owners})")
+            raise UsageError(f"--buffer_size {capacity} is less than one slot for each {by} ({owners}); raise it")
         super().__init__(capacity)
         self.quota, self.by = capacity // owners, by
         self.counts = np.zeros(owners, dtype=np.int64)

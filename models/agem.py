@@ -45,7 +45,7 @@ def project(gradients: list[torch.Tensor], reference: list[torch.Tensor]) -> lis
 class AgemReservoir(Method):
     draw_names = ("replay",)
     keeps_graph = True
-    unused_options = ("replay_forward",)  # the draw always passes the network separately
+    unused_options: tuple[str, ...] = ("replay_forward",)  # the draw always passes the network separately
 
     def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
         return {CURRENT: F.cross_entropy(outputs[CURRENT].logits, batches[CURRENT].labels)}

@@ -2,7 +2,8 @@
 on it at the end of every task.
 
 The learning rate is a tenth of its maximum in the first epoch, then follows a cosine with warm restarts, whose period
-starts with one epoch and doubles. Half of the batches are mixed by CutMix (Yun et al. 2019).
+starts with one epoch and doubles. Half of the batches are mixed by CutMix (Yun et al. 2019). Momentum, weight decay and
+the limit of the gradient's norm are those of the authors' code.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from models.method import BUFFER_OPTIONS, Method
-from utils.config.options import Option, integer, number
+from utils.config.options import Option, Rule, integer, number
 from utils.config.registry import MODELS
 from utils.data.buffer import GreedyBalance
 from utils.data.random import generator
@@ -33,8 +34,10 @@ OPTIONS = (
     Option("maxlr", number(0), "Largest learning rate of the fitting.", default=5e-2),
     Option("minlr", number(0), "Smallest learning rate of the fitting.", default=5e-4),
     Option("cutmix_alpha", number(0), "Alpha of CutMix's beta distribution, 0 for none.", default=1.0),
+    Option("max_grad_norm", number(0), "Largest norm of a gradient of the fitting, 0 for any.", default=10.0),
 )
-OPTIMIZER_OPTIONS = ("lr", "lr_milestones", "lr_factor", "lr_restart", "optimizer", "optim_mom", "nesterov")
+RULES = (Rule({"optim_mom": 0.9, "optim_wd": 1e-6}),)
+OPTIMIZER_OPTIONS = ("lr", "lr_milestones", "lr_factor", "lr_restart", "optimizer", "nesterov")
 
 
 def fitting_rate(epoch: int, largest: float, smallest: float) -> float:
@@ -56,7 +59,10 @@ def cutmix_box(height: int, width: int, share: float, draw: np.random.Generator)
     return span(height), span(width)
 
 
-@MODELS.register("gdumb", help="greedy sampler and dumb learner: a new network fitted to the buffer", options=OPTIONS)
+HELP = "greedy sampler and dumb learner: a new network fitted to the buffer"
+
+
+@MODELS.register("gdumb", help=HELP, options=OPTIONS, rules=RULES, numerics_version=1)
 class Gdumb(Method):
     rebuilds_network = True
     unused_options = (*BUFFER_OPTIONS, *OPTIMIZER_OPTIONS)
@@ -67,7 +73,9 @@ class Gdumb(Method):
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.net.parameters(), lr=self.config.maxlr, weight_decay=self.config.optim_wd)
+        config = self.config
+        common = {"momentum": config.optim_mom, "weight_decay": config.optim_wd}
+        return torch.optim.SGD(self.net.parameters(), lr=config.maxlr, **common)
 
     def learning_rate(self, task: int, epoch: int) -> None:
         return None
@@ -83,6 +91,7 @@ class Gdumb(Method):
         for begun in range(task + 1):
             untrained.begin_task(self.classes_up_to(begun))
         self.net.load_state_dict(untrained.state_dict())
+        self.optimizer.state.clear()  # the momentum of the last fitting
         self.net.train()
         for epoch in range(self.config.fitting_epochs):
             for group in self.optimizer.param_groups:
@@ -103,6 +112,8 @@ class Gdumb(Method):
             if (loss := self.runner.skip_unnormalizable_batch(len(batch), compute_loss)) is not None:
                 self.optimizer.zero_grad()
                 loss.backward()
+                if self.config.max_grad_norm:
+                    torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.config.max_grad_norm)
                 self.optimizer.step()
                 losses.append(loss.detach())
         if not losses:

@@ -25,7 +25,7 @@ DEFAULTS = {
     "derpp_lider": {"alpha_lip": 0.3, "beta_lip": 0.5, "lip_targets": "constant"},
     "er_ace_lider": {"alpha_lip": 0.1, "beta_lip": 0.3, "lip_targets": "constant"},
     "ewc_on": {"e_lambda": 10.0, "gamma": 1.0},
-    "gdumb": {"fitting_epochs": 256, "maxlr": 0.05, "minlr": 0.0005, "cutmix_alpha": 1.0},
+    "gdumb": {"fitting_epochs": 256, "maxlr": 0.05, "minlr": 0.0005, "cutmix_alpha": 1.0, "max_grad_norm": 10.0},
 }
 METHODS = sorted(MODELS.entries())
 

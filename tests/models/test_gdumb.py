@@ -169,29 +169,36 @@ def test_what_was_fitted_before_does_not_matter(norm):
     assert_equal_weights(*ends)
 
 
-def test_a_fitting_step_is_plain_sgd_on_the_buffer():
-    """All of the buffer in one batch, without CutMix, in the epoch whose rate is a tenth of the largest."""
+@pytest.mark.parametrize(
+    ("options", "largest"), [({}, 10), ({"max_grad_norm": 0.1}, 0.1), ({"max_grad_norm": 0.0, "optim_mom": 0.0}, None)]
+)
+def test_steps_of_the_fitting(options, largest):
+    """All of the buffer in one batch, without CutMix, in three epochs, the first at a tenth of the largest rate."""
     stream = make_stream(make_spec(train_sizes=(8, 8)), batch_size=8)
-    options = {
-        "fitting_epochs": 1,
-        "batch_size": 8,
-        "buffer_size": 8,
-        "cutmix_alpha": 0.0,
-        "maxlr": 2.0,
-        "optim_wd": 0.1,
-    }
+    options = {"fitting_epochs": 3, "batch_size": 8, "buffer_size": 8, "cutmix_alpha": 0.0, "maxlr": 2.0} | options
     config = run_config("gdumb", dtype="float64", **options)
+    assert (config.optim_mom, config.optim_wd) == (options.get("optim_mom", 0.9), 1e-6)
     net, method = build_run(config, stream)
     method.grow()
     method.step(next(stream.batches(0, 0, 0)), StepIndex(0, 0))
     method.end_task(0, stream)
-    fresh = build_network(config, stream.spec, CPU, "gdumb/0").train()
+    twin = build_network(config, stream.spec, CPU, "gdumb/0").train()
     held = method.buffer.all_samples()
     assert set(held.labels.tolist()) == {0, 1}
-    torch.nn.functional.cross_entropy(fresh(held.images.double() / 255), held.labels).backward()
-    for (name, parameter), start in zip(net.named_parameters(), fresh.parameters(), strict=True):
-        assert start.grad.abs().max() > 0, name
-        assert_close(parameter.detach(), (start - 0.2 * (start.grad + 0.1 * start)).detach())
+    moved = [torch.zeros_like(parameter) for parameter in twin.parameters()]
+    lengths = []
+    for rate in (0.2, 2.0, 2.0):
+        twin.zero_grad()
+        torch.nn.functional.cross_entropy(twin(held.images.double() / 255), held.labels).backward()
+        lengths.append(sqrt(sum(parameter.grad.square().sum().item() for parameter in twin.parameters())))
+        share = min(1, largest / (lengths[-1] + 1e-6)) if largest else 1
+        with torch.no_grad():
+            for parameter, before in zip(twin.parameters(), moved, strict=True):
+                before.mul_(config.optim_mom).add_(share * parameter.grad + 1e-6 * parameter)
+                parameter -= rate * before
+    assert largest is None or (max(lengths) > largest) == (largest < 1)
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        assert_close(ours.detach(), theirs.detach(), atol=1e-10)
 
 
 def test_fitting_is_no_replay_for_adab2n():

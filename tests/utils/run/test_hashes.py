@@ -18,7 +18,7 @@ RUNS = {
     "--model sgd --norm ln --dataset seq-cifar10 --scenario offline": "72d034edccaa",
     "--model joint --norm in --dataset seq-cifar100": "be7b8c9567fb",
     "--model er_ace_lider --norm cn --dataset seq-cifar10 --validation 0.1": "60067bbdbd43",
-    "--model gdumb --norm cma --dataset seq-digits --backbone mlp --dtype float64": "c060d96a6f1f",
+    "--model gdumb --norm cma --dataset seq-digits --backbone mlp --dtype float64": "a888637f37b8",
     "--model icarl --norm tbbn --dataset seq-cifar100 --backbone torchvision --arch resnet18": "dc7a13c6a1fc",
 }
 

@@ -3,7 +3,8 @@
 Outputs are sigmoids (Alg. 3). The targets of past classes are the outputs of the network at the end of the last task.
 The exemplars join the data of every task. At the end of a task the exemplars of its classes are chosen so that their
 mean embedding stays close to the mean of the class (Alg. 4); those of older classes are cut from the end (Alg. 5). A
-sample is assigned to the class whose exemplars have the nearest mean embedding (Alg. 1).
+sample is assigned to the class whose exemplars have the nearest mean embedding (Alg. 1). An evaluation within a task
+computes the means anew, since training has moved the embeddings.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def select(data: Batch, index: np.ndarray) -> Batch:
     return index_batch(data, index, to_device(index, data.labels.device))
 
 
-@MODELS.register("icarl", help="herded exemplars, distillation, nearest mean of exemplars")
+@MODELS.register("icarl", help="herded exemplars, distillation, nearest mean of exemplars", numerics_version=1)
 class Icarl(Method):
     needs_own_classes = True
     scores_unseen_classes = False
@@ -64,7 +65,7 @@ class Icarl(Method):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.past_net: Network | None = None  # the network at the end of the last task
-        self.means: torch.Tensor | None = None  # (classes, features); NaN for a class without exemplars
+        self.means: torch.Tensor | None = None  # by `_class_means`; None if they are to be computed
 
     @classmethod
     def buffer_policy(cls, config: Config, spec: StreamSpec) -> MethodManaged:
@@ -100,7 +101,8 @@ class Icarl(Method):
         return {"labels": F.binary_cross_entropy_with_logits(logits, targets)}
 
     def remember(self, batch: Batch, outputs: dict[str, Output], index: StepIndex) -> None:
-        """Store nothing: exemplars are chosen at the end of a task."""
+        """Store nothing: exemplars are chosen at the end of a task. The step has moved their embeddings."""
+        self.means = None
 
     @torch.no_grad()
     def end_task(self, task: int, stream: Stream) -> None:
@@ -112,10 +114,7 @@ class Icarl(Method):
             for label in np.unique(old.labels_host):
                 parts.append(select(old, np.flatnonzero(old.labels_host == label)[:per_class]))
         self.buffer.add(concatenated([*parts, self._choose_exemplars(task, stream, per_class)]))
-        exemplars = self.buffer.all_samples()
-        embeddings = self._embed(exemplars) + self._embed(exemplars, mirrored=True)
-        sums, counts = class_sums(embeddings, exemplars.labels, self.n_classes)
-        self.means = F.normalize(sums, dim=1).masked_fill((counts == 0)[:, None], torch.nan)
+        self.means = self._class_means()
         self.past_net = deepcopy(self.net).requires_grad_(False)
 
     def _choose_exemplars(self, task: int, stream: Stream, per_class: int) -> Batch:
@@ -139,8 +138,19 @@ class Icarl(Method):
         embeddings = (self.net.output(self.augment.normalize(part)).embedding for part in images)
         return torch.cat([F.normalize(embedding, dim=1) for embedding in embeddings])
 
+    @torch.no_grad()
+    def _class_means(self) -> torch.Tensor | None:
+        """Return (classes, features), NaN for a class without exemplars; None before the first task's end."""
+        if (exemplars := self.extra_task_samples(0)) is None:
+            return None
+        embeddings = self._embed(exemplars) + self._embed(exemplars, mirrored=True)
+        sums, counts = class_sums(embeddings, exemplars.labels, self.n_classes)
+        return F.normalize(sums, dim=1).masked_fill((counts == 0)[:, None], torch.nan)
+
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return minus the distance to the means (Alg. 1); before the first task's end, the network's logits."""
+        if self.means is None:
+            self.means = self._class_means()
         if self.means is None:
             return self.net(inputs)
         embedding = F.normalize(self.net.output(inputs).embedding, dim=1)
@@ -152,6 +162,6 @@ class Icarl(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state:
             assert self.new_network is not None
-            self.means = state["means"].to(self.augment.scale.device)
+            self.means = None if state["means"] is None else state["means"].to(self.augment.scale.device)
             self.past_net = self.new_network("init").eval().requires_grad_(False)
             self.past_net.load_state_dict(state["before"])

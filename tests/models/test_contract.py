@@ -16,6 +16,7 @@ OPTIONS = {
     "gdumb": {"fitting_epochs": 2, "batch_size": 4, "buffer_size": 12},
     "ewc_on": {"e_lambda": 100.0, "gamma": 0.9},
     "agem": {"optim_mom": 0.5},
+    "icarl": {"eval_every": 1},
     "agem_r": {"optim_mom": 0.5},
     "er_ace_lider": {"lip_targets": "learned"},
 }

@@ -1,11 +1,13 @@
 """iCaRL: herding, targets and the nearest mean by hand, and what the exemplars are used for."""
 
+from itertools import pairwise
 from math import log, sqrt
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from backbone.network import Network
 from backbone.norms import norm_factory
@@ -27,7 +29,8 @@ from utils.data.buffer import Buffer, MethodManaged
 from utils.data.stream import TensorStream, make_batch, ranges
 from utils.errors import UsageError
 from utils.run.build import check_together
-from utils.run.training import total_steps
+from utils.run.observers import Observer
+from utils.run.training import Training, total_steps
 from utils.step import StepIndex
 
 # --- herding ----------------------------------------------------------------------------------------------------
@@ -241,6 +244,33 @@ def test_tasks_and_penalty_count_once_there_are_exemplars():
     counts = np.bincount(second[0].tasks, minlength=2)
     expected = (1 + counts) / (2 + counts.sum())  # psi is still zero
     assert_close(second[0].weights.detach()[:, 0], expected, atol=1e-6)
+
+
+class MeansByHand(Observer):
+    """Computes the means of the exemplars at every evaluation within the second task."""
+
+    def __init__(self, method):
+        self.method, self.seen = method, []
+
+    @torch.no_grad()
+    def on_mid_task_eval(self, event):
+        if event["task"] == 1:
+            method, held = self.method, self.method.buffer.all_samples()
+            method.net.eval()
+            inputs = [method.augment.normalize(images) for images in (held.images, held.images.flip(3))]
+            unit = sum(F.normalize(method.net.output(part).embedding, dim=1) for part in inputs)
+            means = torch.stack([F.normalize(unit[held.labels == label].sum(0), dim=0) for label in (0, 1)])
+            method.net.train()
+            assert_close(method.means[:2], means, atol=1e-10)
+            self.seen.append(means)
+
+
+def test_evaluations_within_a_task_take_the_means_of_the_network_as_it_is():
+    stream, config = make_stream(make_spec()), run_config("icarl", buffer_size=8, eval_every=1, dtype="float64")
+    _, method = build_run(config, stream)
+    Training(config, stream, method, [means := MeansByHand(method)]).run()
+    assert len(means.seen) == 3
+    assert all((before - after).abs().max() > 1e-4 for before, after in pairwise(means.seen))
 
 
 def test_planned_steps_cover_the_exemplars():

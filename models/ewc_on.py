@@ -2,7 +2,8 @@
 
 The penalty is e_lambda sum F (theta - theta*)^2. At the end of a task F becomes gamma F + F_t, where F_t is the mean
 over the task's samples of p(y|x) (grad log p(y|x))^2 for the true label y, in eval mode and without augmentation. The
-expectation over labels of the Fisher information is replaced by this one term.
+expectation over labels of the Fisher information is replaced by this one term, as in mammoth, which computes it in
+training mode on augmented images (docs/from_mammoth.md).
 """
 
 from typing import Any

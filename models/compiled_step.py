@@ -1,8 +1,8 @@
 """`--compile`: forward pass, loss and backward pass of a step as one graph of `torch.compile`, on CUDA as CUDA graphs.
 
 Numbers that change during a run enter the graph as tensors, so that one graph serves the first task and one all later
-tasks; only `--current_share 1/T` and `bn_frozen` need one for every task. Steps with smaller batches (the first of a
-run, the last of an epoch) run uncompiled: a graph for each of their sizes would cost more than it saves.
+tasks; only `--current_share 1/T`, `bn_frozen` and `tbbn` need one for every task. Steps with smaller batches (the first
+of a run, the last of an epoch) run uncompiled: a graph for each of their sizes would cost more than it saves.
 """
 
 from __future__ import annotations

@@ -74,8 +74,7 @@ class Gdumb(Method):
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
         config = self.config
-        common = {"momentum": config.optim_mom, "weight_decay": config.optim_wd}
-        return torch.optim.SGD(self.net.parameters(), lr=config.maxlr, **common)
+        return torch.optim.SGD(self.net.parameters(), config.maxlr, config.optim_mom, weight_decay=config.optim_wd)
 
     def learning_rate(self, task: int, epoch: int) -> None:
         return None

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.readme import ADDED, GUIDE, ROOT, commands, examples
+from utils.config.registry import MODELS, NORMS
 
 EXAMPLES = ["--norm rms", "--model lwf", "--dataset seq-stripes", "--dataset rot-digits", "--backbone convnet"]
 
@@ -55,6 +56,14 @@ def test_every_switch_of_the_code_is_in_the_docs():
         row = next(line for line in section.splitlines() if line.startswith(f"| `{flag}`"))
         assert official in row.split("|")[2]
         assert paper in row.split("|")[3]
+
+
+@pytest.mark.parametrize(("page", "registry"), [("flags.md", MODELS), ("flags.md", NORMS), ("from_mammoth.md", MODELS)])
+def test_tables_name_every_method_and_norm(page, registry):
+    """Those of mammoth's page say what is different there."""
+    rows = "".join(line for line in (ROOT / "docs" / page).read_text().splitlines() if line.startswith("| `"))
+    shipped = [name for name, entry in registry.entries().items() if entry.module.startswith(registry.package)]
+    assert [name for name in shipped if f"`{name}`" not in rows] == []
 
 
 def test_results_as_data(tmp_path, monkeypatch, capsys):

@@ -1,8 +1,8 @@
 """`tbbn`: Task-Balanced Batch Normalization (Cha et al. 2023), as released. The layer is in `backbone/adab2n/tbbn.py`.
 
 All draws of a step together are its replayed samples. They must pass the network in one batch with the current samples,
-which come first. In a batch without draws (a separate forward pass, iCaRL's exemplars, GDumb's
-fitting), in the first task and in evaluation the layer is BN.
+which come first. Samples of earlier tasks in the stream's batch, such as iCaRL's exemplars, are no draws. In a batch
+without draws, in the first task and in evaluation the layer is BN.
 """
 
 from __future__ import annotations

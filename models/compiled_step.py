@@ -98,9 +98,9 @@ def compile_method(method: Method) -> Callable[..., Any]:
 
     torch._dynamo.config.specialize_float = True  # floats of a configuration do not change
     on_cuda = next(method.net.parameters()).device.type == "cuda" and BACKEND == "inductor"
-    options: dict[str, Any] = {"fullgraph": True, "dynamic": False, "recompile_limit": MAX_GRAPHS}
-    options |= {"mode": "reduce-overhead" if on_cuda else None, "isolate_recompiles": True}
-    return torch.compile(run, backend=BACKEND, **options)
+    limits: dict[str, Any] = {"fullgraph": True, "dynamic": False, "recompile_limit": MAX_GRAPHS}
+    options = {"triton.cudagraphs": True, "combo_kernels": True} if on_cuda else None
+    return torch.compile(run, backend=BACKEND, options=options, isolate_recompiles=True, **limits)
 
 
 def require_compiler(device: torch.device) -> None:

@@ -134,10 +134,8 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
         dtype = compute_dtype(a)
         scale = torch.ones_like(self.running_mean) if self.weight is None else self.weight
         shift = torch.zeros_like(self.running_mean) if self.bias is None else self.bias
-        impl = "reference" if torch.compiler.is_compiling() else "auto"
-        out, mu, sigma2, *_ = weighted_batch_norm(
-            a, SampleWeights(self.sample_weights), scale.to(dtype), shift.to(dtype), self.eps, impl
-        )
+        weights = SampleWeights(self.sample_weights)
+        out, mu, sigma2, *_ = weighted_batch_norm(a, weights, scale.to(dtype), shift.to(dtype), self.eps)
         i = self.num_batches_tracked + (self.eta_start == "eta1")
         momentum = momentum_of_batch(i, self.eta, self.kappa).to(self.running_mean.dtype)
         with torch.no_grad():

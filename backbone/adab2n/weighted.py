@@ -5,7 +5,7 @@
 
 With w_n = 1/N and c_n = mu this is Batch Normalization (Eq. 2 of the paper). Task weights make it AdaB²N's (Eq. 14).
 
-`reference` is this formula in tensor operations. `fused` computes the same numbers as one autograd function with BN's
+`reference` is this formula in tensor operations. `traced` is what `torch.compile` gets. `fused` computes the same numbers as one autograd function with BN's
 memory traffic. It touches the activation in four passes: moments of every sample, scale and shift, gradient sums, input
 gradient. The passes are tensor operations (`TensorPasses`) or C (`c_passes.CPasses`). What lies between them works on
 the small (N, C) moments, so that no option costs a pass. With s = gamma (sigma2 + eps)^-1/2 and g the gradient of the
@@ -66,9 +66,11 @@ def weighted_batch_norm(
 
     Args:
         impl: "reference", "fused" (tensor operations), "compiled" (C), or "auto": C on CPUs that have a compiler,
-            otherwise tensor operations.
+            otherwise tensor operations. Under `torch.compile` it is always "traced".
     """
     with no_autocast(a.device):
+        if impl == "traced" or torch.compiler.is_compiling():
+            return traced(a, by, gamma, beta, eps)
         if impl == "reference":
             return reference(a, by, gamma, beta, eps)
         return fused(a, by, gamma, beta, eps, get_passes(impl, a.device.type))
@@ -132,14 +134,83 @@ def weighted_statistics(
 
     mean_hw((a_n - c)^2) is var_n + (mean_n - c)^2. Weights that sum to less than 1 pull mu towards 0.
     """
-
-    def weighted_sum(values: Tensor) -> Tensor:
-        # A compiler fuses the first form into a kernel; the second is a call of a library.
-        return (weights.unsqueeze(1) * values).sum(0) if torch.compiler.is_compiling() else weights @ values
-
-    relative_mu = weighted_sum(mean) - origin * (1 - weights.sum())
+    relative_mu = weights @ mean - origin * (1 - weights.sum())
     center = relative_mu if same_group is None else same_group @ mean
-    return origin + relative_mu, weighted_sum(var + (mean - center).square())
+    return origin + relative_mu, weights @ (var + (mean - center).square())
+
+
+# --- for torch.compile ------------------------------------------------------------------------------------------------
+
+
+def traced(a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: float) -> Normalized:
+    """Normalize in operations of which a compiler makes few kernels: the gradient is written out."""
+    weights = gamma.new_full((a.shape[0],), 1 / a.shape[0]) if by.weights is None else by.weights
+    out, mu, sigma2, *running = _TracedBatchNorm.apply(
+        a, weights, gamma, beta, by.same_group, by.running, by.balanced_affine, eps
+    )
+    return Normalized(out, mu, sigma2, *(running or (mu, sigma2)))
+
+
+class _TracedBatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        weights: Tensor,
+        gamma: Tensor,
+        beta: Tensor,
+        same_group: Tensor | None,
+        running: Tensor | None,
+        balanced_affine: bool,
+        eps: float,
+    ) -> tuple[Tensor, ...]:
+        flat = _flatten_space(a)
+        var, mean = torch.var_mean(flat, 2, correction=0)  # of every sample, (N, C)
+
+        def weigh(weights: Tensor, same_group: Tensor | None) -> tuple[Tensor, Tensor]:
+            mu = (weights.unsqueeze(1) * mean).sum(0)
+            spread = mean - (mu if same_group is None else same_group @ mean)
+            return mu, (weights.unsqueeze(1) * (var + spread.square())).sum(0)
+
+        mu, sigma2 = weigh(weights, same_group)
+        scale = gamma * torch.rsqrt(sigma2 + eps)
+        out = (flat - mu.unsqueeze(1)) * scale.unsqueeze(1) + beta.unsqueeze(1)
+        ctx.save_for_backward(a, weights, gamma, mean, var, mu, sigma2, *([] if same_group is None else [same_group]))
+        ctx.balanced_affine, ctx.eps = balanced_affine, eps
+        out = out.view(a.shape).to(a.dtype)
+        if running is None:
+            return out, mu, sigma2
+        others = weigh(running, None)
+        ctx.mark_non_differentiable(*others)
+        return out, mu, sigma2, *others
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, g_mu: Tensor, g_sigma2: Tensor, *_running: Tensor) -> tuple[Tensor | None, ...]:
+        a, weights, gamma, mean, var, mu, sigma2, *same_group = ctx.saved_tensors
+        flat, flat_g = _flatten_space(a), _flatten_space(g)
+        area, column = flat.shape[2], weights.unsqueeze(1)
+        inverse = torch.rsqrt(sigma2 + ctx.eps)
+        # Sums over space, (N, C): of g, and of g (a - mu) / sigma.
+        sums = flat_g.sum(2)
+        products = (flat_g * (flat - mu.unsqueeze(1))).sum(2) * inverse
+        d_beta, d_gamma = sums.sum(0), products.sum(0)
+        d_sigma2 = g_sigma2 - 0.5 * gamma * d_gamma * inverse.square()
+        d_mu = g_mu - gamma * inverse * d_beta
+        if ctx.balanced_affine:  # the statistics receive the plain sums; gamma and beta those by weight
+            d_beta, d_gamma = ((len(a) * column * part).sum(0) for part in (sums, products))
+        if same_group:
+            spread = mean - same_group[0] @ mean
+            pull = 2 * column * d_sigma2 * spread
+            d_mean = column * d_mu + pull - same_group[0] @ pull
+        else:
+            spread = mean - mu
+            d_mu = d_mu - 2 * d_sigma2 * mu * (1 - weights.sum())  # what the weights lack to 1 moves the centre
+            d_mean = column * (d_mu + 2 * d_sigma2 * spread)
+        d_weights = (mean * d_mu + d_sigma2 * (var + spread.square())).sum(1)
+        slope = 2 / area * column * d_sigma2
+        through_statistics = slope.unsqueeze(2) * (flat - mean.unsqueeze(2)) + (d_mean / area).unsqueeze(2)
+        d_a = (flat_g * (gamma * inverse).unsqueeze(1) + through_statistics).view(a.shape).to(a.dtype)
+        return d_a, d_weights, d_gamma, d_beta, None, None, None, None
 
 
 # --- one autograd function --------------------------------------------------------------------------------------------

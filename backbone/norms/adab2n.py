@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backbone.adab2n.adab2n import distance_to_running, task_weights
+from backbone.adab2n.adab2n import task_weights
 from backbone.adab2n.weighted import SampleWeights
 from backbone.norms import fidelity_option
 from backbone.norms.family import NORM_IMPL, BatchNormFamily, FamilyBatchNorm, FamilyPass
 from utils.config.options import ByFidelity, Option, Rule, choice, integer, number
 from utils.config.registry import NORMS
-from utils.step import Batch, total
+from utils.step import Batch
 
 GROUPS = (
     "Whose contributions are balanced: tasks (the paper), classes, current against replayed samples; "
@@ -125,8 +125,9 @@ class AdaptiveBalance(BatchNormFamily):
         if not penalized:
             return None
         norm = self.options["penalty_norm"]
-        if torch.compiler.is_compiling():  # a compiler fuses these small sums into the statistics
-            return total(distance_to_running(new, old, norm) for new, old in zip(batch, running, strict=True))
+        if torch.compiler.is_compiling():  # in the statistics' kernels, and one sum for all layers
+            factors = [len(new) ** -0.5 if norm == "mean" else 1.0 for new in batch]
+            return torch.cat([(b - r) * f for b, r, f in zip(batch, running, factors, strict=True)]).square().sum()
         distance = torch.cat(batch) - torch.cat(running)
         sizes = tuple(len(statistic) for statistic in running)
         return distance.square() @ _channel_factors(sizes, norm, distance.dtype, distance.device)

@@ -13,14 +13,16 @@ from backbone.adab2n.weighted import UNIFORM, SampleWeights, weighted_batch_norm
 from tests.helpers import NEEDS_COMPILER, assert_close
 
 EPS = 1e-5
-reference, fused, compiled = (partial(weighted_batch_norm, impl=impl) for impl in ("reference", "fused", "compiled"))
-FAST = (fused,) if compile_error() else (fused, compiled)
+IMPLEMENTATIONS = ("reference", "fused", "traced", "compiled")
+reference, fused, traced, compiled = (partial(weighted_batch_norm, impl=impl) for impl in IMPLEMENTATIONS)
+FAST = (fused, traced) if compile_error() else (fused, traced, compiled)
 BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-5}
 each_primitive = pytest.mark.parametrize(
     "primitive",
     [
         pytest.param(reference, id="reference"),
         pytest.param(fused, id="fused"),
+        pytest.param(traced, id="traced"),
         pytest.param(compiled, id="compiled", marks=NEEDS_COMPILER),
     ],
 )

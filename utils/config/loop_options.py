@@ -95,10 +95,6 @@ def check_training(config: dict[str, Any], explicit: dict[str, Any]) -> None:
         raise UsageError("--compile needs batches of at least 2 images; remove it or set --batch_size")
     if config["probe"]:
         raise UsageError("--probe observes single layers, which --compile merges; give one of the two")
-    if config.get("norm_impl", "auto") not in ("auto", "reference"):
-        raise UsageError(f"--compile generates its own kernels; remove --norm_impl {config['norm_impl']}")
-    if "norm_impl" in config:
-        config["norm_impl"] = "reference"
 
 
 def check_buffer(config: dict[str, Any], explicit: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from models.method import Method
 
 BACKEND = "inductor"
+CUDA_OPTIONS = {"triton.cudagraphs": True, "combo_kernels": True}  # one kernel for several small independent ones
 MAX_GRAPHS = 256  # above torch's default of 8; the number is bounded by tasks times ways of a step
 WITHOUT_HOST_ARRAYS: dict[str, Any] = {"images": None, "labels_host": None, "tasks_host": None}  # no loss uses them
 
@@ -98,9 +99,9 @@ def compile_method(method: Method) -> Callable[..., Any]:
 
     torch._dynamo.config.specialize_float = True  # floats of a configuration do not change
     on_cuda = next(method.net.parameters()).device.type == "cuda" and BACKEND == "inductor"
-    limits: dict[str, Any] = {"fullgraph": True, "dynamic": False, "recompile_limit": MAX_GRAPHS}
-    options = {"triton.cudagraphs": True, "combo_kernels": True} if on_cuda else None
-    return torch.compile(run, backend=BACKEND, options=options, isolate_recompiles=True, **limits)
+    options: dict[str, Any] = {"fullgraph": True, "dynamic": False, "recompile_limit": MAX_GRAPHS}
+    options |= {"options": CUDA_OPTIONS if on_cuda else None, "isolate_recompiles": True}
+    return torch.compile(run, backend=BACKEND, **options)
 
 
 def require_compiler(device: torch.device) -> None:

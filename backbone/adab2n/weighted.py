@@ -5,11 +5,11 @@
 
 With w_n = 1/N and c_n = mu this is Batch Normalization (Eq. 2 of the paper). Task weights make it AdaB²N's (Eq. 14).
 
-`reference` is this formula in tensor operations. `traced` is what `torch.compile` gets. `fused` computes the same numbers as one autograd function with BN's
-memory traffic. It touches the activation in four passes: moments of every sample, scale and shift, gradient sums, input
-gradient. The passes are tensor operations (`TensorPasses`) or C (`c_passes.CPasses`). What lies between them works on
-the small (N, C) moments, so that no option costs a pass. With s = gamma (sigma2 + eps)^-1/2 and g the gradient of the
-output:
+`reference` is this formula in tensor operations, and `traced` is what `torch.compile` gets. `fused` computes the same
+numbers as one autograd function with BN's memory traffic. It touches the activation in four passes: moments of every
+sample, scale and shift, gradient sums, input gradient. The passes are tensor operations (`TensorPasses`) or C
+(`c_passes.CPasses`). What lies between them works on the small (N, C) moments, so that no option costs a pass. With
+s = gamma (sigma2 + eps)^-1/2 and g the gradient of the output:
 
     forward     out = a s + (beta - mu s)
     backward    da  = g s + a p + q

@@ -1,7 +1,8 @@
 """compiled steps against plain steps, by width, norm and precision
 
 Whole steps of the second task, all norms with the same joint forward pass: seconds of the first compiled step, the
-compiled step's time over the plain step's, and AdaB2N's over BN's in both.
+compiled step's time over the plain step's, and AdaB2N's over BN's in both. `--launches` counts instead what a step
+launches on an A100, from the CUDA code that Inductor generates for it; no GPU is needed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="er_ace", help="(default er_ace)")
     text = "(default: bfloat16 too if the hardware has it)"
     parser.add_argument("--amp", nargs="+", choices=["none", "bfloat16"], help=text)
+    parser.add_argument("--launches", action="store_true", help="count launches on an A100 instead; needs no GPU")
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    if arguments.launches:
+        from scripts.bench.cuda_code import cuda_code, launches
+
+        for width, norm in product(arguments.widths, NORMS):
+            options = {"model": arguments.model, "num_filters": width, "replay_forward": "joint"}
+            yield f"{arguments.model}, {norm}, width {width}", launches(cuda_code(norm=norm, **options))
+        return
     cuda = torch.cuda.is_available()
     fast = torch.cuda.is_bf16_supported(False) if cuda else torch.cpu._is_avx512_bf16_supported()
     for width, amp in product(arguments.widths, arguments.amp or ["none", *["bfloat16"] * fast]):

@@ -1,7 +1,8 @@
 """What Inductor makes of a step: minutes of compilation, so it has a target of its own, `make test-compile`.
 
 The traces of the released code once more, all with the graphs of `aot_eager` and two of them with generated code;
-float64 steps of a convolutional network against those without `--compile`; and bfloat16 in a graph.
+float64 steps of a convolutional network against those without `--compile`; bfloat16 in a graph; and the code that
+Inductor generates for an A100.
 """
 
 import logging
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from models import compiled_step
+from scripts.bench.cuda_code import compile_kernels, cuda_code, launches
 from tests import released_inputs as released
 from tests import test_traces
 from tests.helpers import build_run, make_spec, make_stream, run_config
@@ -58,17 +60,38 @@ def test_generated_code_follows_the_released_code(name, backend, monkeypatch):
     assert steps == FULL
 
 
-@pytest.mark.parametrize(("model", "norm"), [("er_ace", "adab2n"), ("derpp", "bn")])
-def test_fifty_steps_of_generated_code(model, norm, backend):
+@pytest.mark.parametrize(
+    ("model", "norm", "options"),
+    [
+        ("derpp", "bn", {}),
+        ("er_ace", "adab2n", {}),
+        ("er_ace", "adab2n", {"variance": "within"}),
+        ("er", "bnt", {}),
+        ("er", "cma", {}),
+        ("er", "tbbn", {}),
+    ],
+)
+def test_fifty_steps_of_generated_code(model, norm, options, backend):
     backend("inductor")
     losses = []
     for way in (True, False):
         stream = make_stream(SPEC)
-        config = run_config(model, norm, "resnet18", dtype="float64", compile=way, lr=0.003)
+        config = run_config(model, norm, "resnet18", dtype="float64", compile=way, lr=0.003, **options)
         _, method = build_run(config, stream)
         losses.append([step.loss.item() for step in steps_of(method, stream, [0, 1])])
     assert len(losses[0]) == 50
     assert losses[0] == pytest.approx(losses[1], rel=0, abs=1e-9)
+
+
+def test_cuda_code_compiles_and_launches_little_more_than_bn():
+    """For an A100, without a GPU: AdaB2N launches at most 1.5 times what BN launches in the same joint forward."""
+    total = {}
+    for norm in ("bn", "adab2n"):
+        code = cuda_code(model="derpp", norm=norm, num_filters=64, replay_forward="joint")
+        assert "tl.atomic" not in "".join(code)  # sums in any order would make a run irreproducible
+        assert compile_kernels(code) > 40
+        total[norm] = sum(launches(code).values())
+    assert 100 < total["bn"] < total["adab2n"] <= 1.5 * total["bn"]
 
 
 def test_half_precision_in_a_graph(backend):

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from scripts.bench import common, compile, norms, run
+from scripts.bench import common, compile, norms, official, run
 from utils.cli import Parser
 from utils.console import print_error
 from utils.errors import UsageError
 from utils.tables import aligned
 
-SUBJECTS = {"norms": norms, "run": run, "compile": compile}
+SUBJECTS = {"norms": norms, "run": run, "compile": compile, "official": official}
 NOT_COMPARED = ("commit", "load")
 
 
@@ -38,13 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             compare(*map(read, arguments.files))
             return 0
         torch.set_num_threads(arguments.threads)
+        about = {"subject": arguments.subject} | common.machine(arguments.threads)
+        print(*(f"{name} {value}" for name, value in about.items() if value is not None), sep=", ", end="\n\n")
         numbers = {}
         for title, values in SUBJECTS[arguments.subject].measure(arguments):
             numbers[title] = values
             rows = [[name, as_text(value)] for name, value in flat(values).items()]
             print(aligned([[title, ""], *rows]), end="\n\n", flush=True)
         if arguments.json:
-            about = {"subject": arguments.subject} | common.machine(arguments.threads)
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.write_text(json.dumps({"about": about, "numbers": numbers}, indent=1) + "\n")
         return 0

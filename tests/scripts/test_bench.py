@@ -12,7 +12,16 @@ TINY = {
     "norms": ["--width", "2", "--batch", "4"],
     "run": ["--widths", "2", "--steps", "2", "--norms", "adab2n"],
     "compile": ["--widths", "2", "--amp", "none"],
+    "official": ["--widths", "2", "--steps", "1", "--path", "released"],
 }
+STAND_IN = """
+import json, sys, torch
+from backbone.ResNet18 import resnet18
+from torchvision.datasets import CIFAR10
+torch.set_num_threads(4)
+sizes = [len(CIFAR10("", train=train).targets) for train in (True, False)]
+json.dump([sizes, resnet18(10), torch.get_num_threads(), sys.argv], open("seen.json", "w"))
+"""
 
 
 def check_subject(subject, folder, capsys):
@@ -25,6 +34,32 @@ def check_subject(subject, folder, capsys):
     lines = [line for line in capsys.readouterr().out.splitlines()[1:] if line]
     assert lines
     assert all(line.endswith("1.000") for line in lines)
+
+
+def write_released_code(folder):
+    for name, text in {"utils/main.py": STAND_IN, "backbone/ResNet18.py": "def resnet18(n, nf=64): return nf"}.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(text)
+
+
+def test_released_code_gets_the_same_images_and_settings(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_released_code(tmp_path / "released")
+    check_subject("official", tmp_path, capsys)
+    sizes, width, threads, flags = json.loads((tmp_path / "released" / "seen.json").read_text())
+    assert (sizes, width, threads) == ([50, 10], 2, 1)
+    assert {"--model", "derpp", "--nl", "AdaB2N", "--batch_size", "10"} <= set(flags)
+
+
+def test_released_code_that_is_missing_or_fails_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["official", *TINY["official"]]) == 2
+    assert "--path" in capsys.readouterr().err
+    write_released_code(tmp_path / "released")
+    (tmp_path / "released" / "utils" / "main.py").write_text("raise SystemExit('no setproctitle')")
+    assert main(["official", *TINY["official"], "--repetitions", "1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no setproctitle" in line
 
 
 @pytest.mark.parametrize("subject", ["norms", "run"])  # tests/compiled runs the other, which takes minutes

@@ -1,18 +1,12 @@
 """Devices, copies of small arrays to them, threads and precision."""
 
-import importlib
 import os
-import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from forked import ROOT
 from helpers import CPU, build_run, make_spec, make_stream, run_config
 
-import utils
 from datasets.seq_digits import SeqDigits
 from utils.config.resolve import resolve
 from utils.device import send_together, set_up_device
@@ -119,32 +113,6 @@ def test_deterministic_run_uses_deterministic_algorithms_and_has_the_same_result
     assert torch.backends.cudnn.benchmark is False
     assert deterministic.folder == plain.folder
     assert deterministic.record["results"] == plain.record["results"]
-
-
-# --- how threads wait -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environment", "spin_count"),
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, None)],
-)
-def test_spin_count_is_lowered_unless_the_user_sets_it(monkeypatch, environment, spin_count):
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        monkeypatch.setenv(name, "")  # so that it is restored
-        monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    importlib.reload(utils)
-    assert os.environ.get("GOMP_SPINCOUNT") == spin_count
-
-
-def test_spin_count_is_set_before_a_command_imports_torch():
-    environment = os.environ | {"OMP_DISPLAY_ENV": "verbose"}
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        environment.pop(name, None)
-    words = [sys.executable, "main.py", "--list"]
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert re.findall(r"GOMP_SPINCOUNT = '(\d+)'", done.stderr) == ["1000"]
 
 
 # --- half precision -------------------------------------------------------------------------------------------

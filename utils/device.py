@@ -18,12 +18,36 @@ if TYPE_CHECKING:
 def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu" and (reason := driver_error()):
+            raise UsageError(f"a GPU is there, but torch cannot use it ({reason}); give --device cpu to run without")
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
         raise UsageError(f"--device must be auto, cpu, cuda or cuda:N (got {name[:80]!r})")
     device = torch.device("cuda", 0) if name == "cuda" else torch.device(name)
     if device.type == "cuda" and device.index >= torch.cuda.device_count():
         raise UsageError(f"--device {name} not found ({torch.cuda.device_count()} CUDA devices); use --device auto")
+    if device.type == "cuda":
+        check_architecture(device)
     return device
+
+
+def driver_error() -> str | None:
+    """Return why torch cannot use a GPU though its driver is installed, or None."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        return reason if "too old" in reason else None
+    return None
+
+
+def check_architecture(device: torch.device) -> None:
+    """Raise UsageError if the GPU is older than those that this build of torch has kernels for."""
+    versions = [int(match[1]) for name in torch.cuda.get_arch_list() if (match := re.fullmatch(r"sm_(\d+)", name))]
+    major, minor = torch.cuda.get_device_capability(device)
+    if versions and 10 * major + minor < min(versions):
+        gpu = f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
+        advice = "install a build of torch for it, or give --device cpu"
+        raise UsageError(f"{gpu} is older than this build of torch supports (from sm_{min(versions)}); {advice}")
 
 
 def set_up_device(config: Config) -> torch.device:
@@ -33,13 +57,26 @@ def set_up_device(config: Config) -> torch.device:
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
         torch.use_deterministic_algorithms(True)
+        # Otherwise torch fills all new memory, in hundreds of launches a step that no result needs.
+        setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010
         torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
     device = pick_device(config.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # kernels are launched there, and records describe it
         if config.amp != "none" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise UsageError(f"--amp {config.amp} is not supported by {torch.cuda.get_device_name(device)}; remove it")
     return device
+
+
+def describe_device(device: torch.device, config: Config) -> str:
+    """Return the line at the start of a run: device, precision, and on CUDA whether steps are compiled."""
+    precision = config.dtype if config.amp == "none" else f"{config.dtype} with {config.amp}"
+    if device.type == "cpu":
+        return f"device cpu, {precision}, {torch.get_num_threads()} threads" + ", compiled" * config.compile
+    compiled = "compiled" if config.compile else "not compiled (--compile is faster in long runs)"
+    tf32 = "on" if config.tf32 else "off"
+    return f"device {device} ({torch.cuda.get_device_name(device)}), {precision}, TF32 {tf32}, {compiled}"
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -9,7 +9,7 @@ from helpers import CPU, build_run, make_spec, make_stream, run_config
 
 from datasets.seq_digits import SeqDigits
 from utils.config.resolve import resolve
-from utils.device import send_together, set_up_device
+from utils.device import describe_device, send_together, set_up_device
 from utils.errors import UsageError
 from utils.step import StepIndex
 
@@ -30,6 +30,8 @@ def current_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "GPU")
     monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
     return chosen
 
@@ -48,6 +50,30 @@ def test_device_beyond_the_last_is_refused(current_devices):
     with pytest.raises(UsageError, match="--device cuda:2"):
         set_up_device(config_of(device="cuda:2"))
     assert current_devices == []
+
+
+def test_gpu_older_than_the_build_of_torch_is_refused(current_devices, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (5, 2))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "compute_120"])
+    with pytest.raises(UsageError, match=r"sm_52.*sm_75"):
+        set_up_device(config_of(device="auto"))
+
+
+def test_driver_that_is_too_old_is_refused_unless_the_cpu_is_asked_for(monkeypatch):
+    def init():
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nUpdate it.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(UsageError, match=r"too old.*--device cpu"):
+        set_up_device(config_of(device="auto"))
+    assert set_up_device(config_of(device="cpu")) == CPU
+
+
+def test_the_start_names_device_and_precision(current_devices):
+    line = describe_device(torch.device("cuda", 0), config_of(tf32=True, amp="bfloat16"))
+    assert all(word in line for word in ("GPU", "float32", "bfloat16", "TF32 on", "--compile"))
+    assert describe_device(CPU, config_of()).startswith("device cpu, float32")
 
 
 # --- small arrays on their way --------------------------------------------------------------------------------
@@ -113,6 +139,26 @@ def test_deterministic_run_uses_deterministic_algorithms_and_has_the_same_result
     assert torch.backends.cudnn.benchmark is False
     assert deterministic.folder == plain.folder
     assert deterministic.record["results"] == plain.record["results"]
+
+
+def test_deterministic_steps_fill_no_new_memory(monkeypatch):
+    """torch would fill every tensor that it allocates, in launches of their own."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    try:
+        set_up_device(config_of(deterministic=True, device="cpu"))
+        with torch.profiler.profile() as profile:
+            torch.empty(3)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "aten::fill_" not in {event.key for event in profile.key_averages()}
+
+
+def test_tf32_is_off_unless_asked_for():
+    for wanted in (True, False):
+        set_up_device(config_of(tf32=wanted, device="cpu"))
+        assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (wanted, wanted)
+    with pytest.raises(UsageError, match="--tf32"):
+        config_of(tf32=True, deterministic=True)
 
 
 # --- half precision -------------------------------------------------------------------------------------------

@@ -85,6 +85,8 @@ def check_training(config: dict[str, Any], explicit: dict[str, Any]) -> None:
         raise UsageError(f"--eval_statistics buffer needs a memory buffer; --model {model.name} has none")
     if config.get("amp", "none") != "none" and config["dtype"] != "float32":
         raise UsageError(f"--amp {config['amp']} needs --dtype float32 (got {config['dtype']}); remove one of the two")
+    if config["tf32"] and config["deterministic"]:
+        raise UsageError("--tf32 and --deterministic contradict each other; remove one of the two")
     if config["wandb_entity"] and not config["wandb_project"]:
         raise UsageError("--wandb_entity needs --wandb_project")
     if not config.get("compile"):
@@ -141,6 +143,7 @@ RUN = (
 )
 
 TRAINING = (
+    FreeOption("tf32", flag, "Let a GPU round the factors of convolutions and matrix products to TF32. Faster."),
     FreeOption("compile", flag, "Compile steps with full batches into one graph. Equal up to rounding."),
     added_option("amp", choice("none", "bfloat16"), "Lower precision of convolutions and matrix products.", "none"),
     Option("n_epochs", integer(1, 10**6), "Epochs per task."),

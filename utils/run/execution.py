@@ -11,7 +11,7 @@ import torch
 from models.method import Method
 from utils.config.resolve import Config
 from utils.console import in_notebook, log
-from utils.device import pick_device, set_up_device
+from utils.device import describe_device, pick_device, set_up_device
 from utils.errors import DataMissing, RunFailed, UsageError
 from utils.run.build import ABSENT, StreamBuilder, build_method, build_network, epoch_sizes
 from utils.run.code_digest import code_digests
@@ -75,7 +75,8 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
         log.warning(f"resuming under other conditions ({what}); expect a difference like that between seeds")
     training.observers = build_observers(config, training.method, len(training.stream.train_sizes), folder)
     if not config.non_verbose:
-        print(f"run {folder.name}\nfolder {folder.path}", file=sys.stderr, flush=True)
+        device = describe_device(next(training.method.net.parameters()).device, config)
+        print(f"run {folder.name}\nfolder {folder.path}\n{device}", file=sys.stderr, flush=True)
     status = "failed"
     try:
         outcome = training.run(state) | _write_outcomes(training, folder)

@@ -6,7 +6,7 @@ ARGS ?= --model derpp --norm adab2n --dataset seq-digits
 
 .DEFAULT_GOAL := help
 HAS_CUDA = $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"
-.PHONY: help install install-dev run test test-compile test-cuda test-oldest test-ray test-slurm readme lint format soak bench bench-compile \
+.PHONY: help install install-dev run test test-compile test-cuda check-gpu test-oldest test-ray test-slurm readme lint format soak bench bench-compile \
 	bench-cuda sweeps clean
 
 help: ## list the targets
@@ -39,6 +39,10 @@ test-compile: install-dev ## what Inductor generates for compiled steps: traces,
 
 test-cuda: install-dev ## on a GPU: golden curves, traces, kernels, and that no step waits
 	@if $(HAS_CUDA); then $(PY) -m pytest -o addopts= -q tests/cuda; else echo "test-cuda: no GPU here, skipped"; fi
+
+check-gpu: install-dev ## on a GPU: test-cuda, then 100 plain and 100 compiled steps; all output in check-gpu.txt
+	@if $(HAS_CUDA); then { $(MAKE) test-cuda; $(PY) -m scripts.bench compile --widths 16 64 --repetitions 100; } 2>&1 \
+		| tee check-gpu.txt; else echo "check-gpu: no GPU here, skipped"; fi
 
 test-oldest: ## the package's tests with the oldest torch that it supports, in an environment of their own
 	$(PYTHON) -m venv .venv-oldest

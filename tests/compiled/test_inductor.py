@@ -68,6 +68,7 @@ def test_generated_code_follows_the_released_code(name, backend, monkeypatch):
         ("er_ace", "adab2n", {"variance": "within"}),
         ("er", "bnt", {}),
         ("er", "cma", {}),
+        ("er", "tbbn_weighted", {}),
         ("er", "tbbn", {}),
     ],
 )

@@ -6,6 +6,7 @@ from utils.files import write_json
 from utils.run.build import ABSENT, StreamBuilder
 from utils.run.code_digest import code_digests
 from utils.run.identity import run_identity
+from utils.run.metrics import summary
 from utils.run.records import commit, plain, seal_of
 from utils.studies.presets import PAPER
 from utils.studies.runs import Run, Runs
@@ -24,14 +25,23 @@ def run_of(folder, model="er", norm="bn", dataset="seq-digits", **options) -> Ru
     return Runs(PAPER).run_with(given | options)
 
 
+def result_of(matrix: list) -> dict:
+    """A setting's part of a record."""
+    return {"matrix": matrix, "untrained": [0.0] * len(matrix), "metrics": summary(matrix, None)}
+
+
+def two_tasks(faa: float) -> dict:
+    """With one point of forgetting."""
+    return result_of([[faa + 1, None], [faa, faa]])
+
+
 def finish(run: Run, class_il: float, task_il: float = 0.0, **changes) -> None:
     """The record of a run that reached these accuracies; `changes` replace its entries."""
-    metrics = {name: {"metrics": {"faa": value, "forgetting_as_published": 1.0}}
-               for name, value in {"class_il": class_il, "task_il": task_il}.items()}  # fmt: skip
     config = resolve(run.options)
     record = {
         "run": run.name, "status": "finished", "date": "2026-01-01T00:00:00+00:00",
-        "results": metrics, "config": plain(config), "steps": run.steps, "seconds": 10.0, "wall_seconds": 12.0,
+        "results": {"class_il": two_tasks(class_il), "task_il": two_tasks(task_il)}, "config": plain(config),
+        "steps": run.steps, "seconds": 10.0, "wall_seconds": 12.0,
         "conditions": [{"num_threads": 1, "device": "cpu", "torch": "2", "norm_impl": "torch"}],
         "identity": run_identity(config, spec_of(config)), "sources": code_digests(config),
         "environment": {"commit": commit(), "device_type": "cpu"},

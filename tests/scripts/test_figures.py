@@ -7,7 +7,7 @@ import pytest
 from conftest import runner
 
 from scripts.figures import main as figures
-from tests.scripts.records import finish
+from tests.scripts.records import finish, result_of
 from utils.figures import recorded, tabled
 from utils.figures.catalogue import FIGURES, draw
 from utils.figures.style import DARK, LIGHT, drawn_in, save
@@ -72,7 +72,7 @@ def test_curves_after_each_task_are_means_over_seeds(tmp_path, light):
     for run, matrix in zip(
         chosen.final(Experiment("derpp", "bn", key, buffer)), ([[80, 0], [70, 50]], [[90, 0], [60, 40]]), strict=True
     ):
-        finish(run, 1.0, results={setting: {"matrix": matrix} for setting in ("class_il", "task_il")})
+        finish(run, 1.0, results={setting: result_of(matrix) for setting in ("class_il", "task_il")})
     drawing = tabled.after_each_task(chosen)
     assert [axes.get_title().split(",")[0] for axes in drawing.axes] == ["Task-IL", "Class-IL"]
     assert drawing.axes[0].lines[0].get_ydata().tolist() == [85.0, 55.0]

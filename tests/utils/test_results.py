@@ -44,7 +44,7 @@ def test_row_of_a_real_run_has_all_that_its_record_says(real, results):
 
 def test_columns_of_different_runs(tmp_path):
     """kappa is an option of one run, domain_il a setting of the other, and the milestones differ."""
-    some = {"metrics": {"faa": 1.0, "bwt": 2.0}}
+    some = {"matrix": [[0.0, None], [2.0, 0.0]], "untrained": [0.0, 0.0], "metrics": {"faa": 1.0, "bwt": 2.0}}
     conditions = [{"device": "cpu", "torch": "2", "num_threads": 1}, {"device": "cpu", "torch": "2", "num_threads": 2}]
     finish(run_of(tmp_path, "er"), 1.0, results={"class_il": some, "domain_il": some}, conditions=conditions)
     finish(run_of(tmp_path, "sgd", "adab2n", lr_milestones=(3, 5)), 1.0, results={"class_il": some, "task_il": some})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 Matrix = Sequence[Sequence[float]]
 
@@ -14,6 +15,17 @@ def mean(values: Sequence[float]) -> float:
 def per_class(confusion: list[list[int]]) -> list[float | None]:
     """Accuracy (%) of every class from the confusion matrix (true classes are rows); None without images."""
     return [100 * row[i] / sum(row) if any(row) else None for i, row in enumerate(confusion)]
+
+
+def points_by_task(rows: Matrix, evals: Sequence[dict[str, Any]]) -> list[list[Sequence[float]]]:
+    """Return what `summary` takes as `points`.
+
+    Args:
+        rows: Accuracies after every task.
+        evals: The evaluations while a task was trained, with its number (`task`) and their accuracies (`accuracy`).
+    """
+    ends = rows if len(rows) == 1 else [row[: task + 1] for task, row in enumerate(rows)]
+    return [[*(each["accuracy"] for each in evals if each["task"] == task), end] for task, end in enumerate(ends)]
 
 
 def summary(

@@ -1,20 +1,27 @@
-"""Records of runs, with a seal: a number counts only in the folder of its run, as it was written."""
+"""Records of runs: a number counts only in the folder of its run, as it was written, and if the record is consistent.
+
+The seal is a checksum. It detects accidents, not forgery: whoever changes a record can compute it again.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import resource
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from backbone.adab2n import __version__
-from utils.config.resolve import Config
+from utils.config.resolve import Config, active_options, new_names, selected_entries
+from utils.errors import UsageError
 from utils.packages import version
+from utils.run import metrics
 from utils.run.identity import run_hash
 
 if TYPE_CHECKING:
@@ -39,15 +46,53 @@ def read_record(path: Path) -> dict[str, Any] | None:
         record = json.loads(path.read_bytes())
         sealed = record["seal"] == seal_of(record)
         name, hash_ = record["run"], run_hash(record["identity"])
+        if not sealed:
+            raise BadRecord("its seal does not match: it has been changed, or damaged")
+        if name != path.parent.name or not name.endswith(f"-{hash_}"):
+            raise BadRecord(f"it is of another run, {name}")
+        for problem in contradictions(record):
+            raise BadRecord(f"it contradicts itself: {problem}")
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         raise BadRecord("it is damaged, or of an older version of this project") from None
-    if not sealed:
-        raise BadRecord("its seal does not match: it has been changed, or damaged")
-    if name != path.parent.name or not name.endswith(f"-{hash_}"):
-        raise BadRecord(f"it is of another run, {name}")
     return record
+
+
+def contradictions(record: dict[str, Any]) -> Iterator[str]:
+    """Yield in what the configuration departs from the identity, and the results from their accuracy matrices."""
+    names = new_names()
+    config, identity = ({names.get(name, name): value for name, value in record[part].items()}
+                        for part in ("config", "identity"))  # fmt: skip
+    try:
+        options = active_options(selected_entries(config))
+    except UsageError:  # of a plug-in that is not loaded
+        options = {}
+    for name, value in config.items():
+        if name in identity:
+            agrees = identity[name] == value
+        elif name in options and options[name].changes_numbers:
+            agrees = options[name].omit_from_hash_at == (tuple(value) if isinstance(value, list) else value)
+        else:
+            agrees = True
+        if not agrees:
+            yield f"{name} is {value} in its configuration, and not in its identity"
+    for setting, result in record["results"].items() if record["status"] == "finished" else ():
+        recorded, rows = result["metrics"], [[value for value in row if value is not None] for row in result["matrix"]]
+        evals = result.get("points", [])
+        untrained = None if recorded.get("fwt") is None else result["untrained"]
+        expected = metrics.summary(rows, untrained, metrics.points_by_task(rows, evals))
+        for name in expected.keys() & recorded.keys():
+            ours, theirs = expected[name], recorded[name]
+            if ours != theirs and (ours is None or theirs is None or not math.isclose(ours, theirs, abs_tol=1e-9)):
+                yield f"{name} of {setting} is {theirs}, and {ours} by its accuracy matrix"
+        if "confusion" in result and result["per_class"] != metrics.per_class(result["confusion"]):
+            yield f"the accuracies by class of {setting} are not those of its confusion matrix"
+        measured = [*rows, result["untrained"], *(each["accuracy"] for each in evals), result.get("per_class") or []]
+        measured += [values or [] for values in result.get("final_statistics", {}).values()]
+        measured.append([recorded[name] for name in recorded.keys() - expected.keys()])
+        if any(value is not None and not 0 <= value <= 100 for values in measured for value in values):
+            yield f"an accuracy of {setting} lies outside of 0 to 100"
 
 
 def provenance_text(record: dict[str, Any]) -> str:

@@ -314,10 +314,7 @@ class Training:
         results: dict[str, dict[str, Any]] = {}
         for setting, rows in self.rows.items():
             evals = [each | {"accuracy": each["accuracy"][setting]} for each in self.points]
-            ends = rows if len(self.stream.train_sizes) == 1 else [row[: task + 1] for task, row in enumerate(rows)]
-            points = [[*(each["accuracy"] for each in evals if each["task"] == task), end]
-                      for task, end in enumerate(ends)]  # fmt: skip
-            untrained = self.untrained[setting]
+            points, untrained = metrics.points_by_task(rows, evals), self.untrained[setting]
             summary = metrics.summary(rows, untrained if method.scores_unseen_classes else None, points)
             results[setting] = result = {
                 "matrix": [[*row, *[None] * (self.stream.spec.n_tasks - len(row))] for row in rows],

@@ -1,8 +1,11 @@
 """Records: a number is believed where and as it was written, and nowhere else."""
 
+import copy
 import json
 import re
 import shutil
+from functools import reduce
+from operator import getitem
 
 import pytest
 from conftest import ANSWERED, runner
@@ -115,6 +118,31 @@ def test_folder_that_was_renamed_is_of_another_run(finished, results):
     assert refused.code == 2
     assert f"of another run, {other.folder.name}; --rerun" in refused.stderr
     assert read_record(source / "runs" / other.folder.name / "record.json") == other.record
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "keyword"),
+    [
+        (("results", "class_il", "metrics", "faa"), 99.0, "faa"),
+        (("results", "task_il", "metrics", "forgetting"), None, "forgetting"),
+        (("results", "task_il", "matrix", -1, 0), 12.5, "task_il"),
+        (("results", "task_il", "untrained", 0), 101.0, "0 to 100"),
+        (("results", "class_il", "per_class", 0), 1.5, "class"),
+        (("results", "class_il", "matrix"), [], "damaged"),
+        (("config", "lr"), 9.0, "lr"),
+        (("config", "seed"), 7, "seed"),
+        (("config", "nesterov"), True, "nesterov"),  # which is in no identity where it is false
+        (("config", "norm"), "of-a-plug-in", "norm"),
+    ],
+)
+def test_record_that_contradicts_itself_is_rejected_though_its_seal_fits(finished, tmp_path, place, value, keyword):
+    record = copy.deepcopy(finished[1][0].record)
+    reduce(getitem, place[:-1], record)[place[-1]] = value
+    path = tmp_path / record["run"] / "record.json"
+    path.parent.mkdir()
+    write_json(path, record | {"seal": seal_of(record)})
+    with pytest.raises(BadRecord, match=keyword):
+        read_record(path)
 
 
 # --- sweeps and reports -----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,15 +22,15 @@ from utils.errors import UsageError
 from utils.figures.catalogue import FIGURES
 from utils.figures.style import save
 from utils.run.records import read_record
-from utils.studies.claims import CLAIMS, HOLDS, NO_RUNS, OPEN, Verdict, judge
-from utils.studies.compare import Paired, records_by_seed, values_by_seed
+from utils.studies.claims import FAILS, HOLDS, OPEN, Verdict, judge_all
+from utils.studies.compare import Paired, values_by_seed
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
 from utils.studies.plans import PLANS, Comparison, Experiment, Plan
 from utils.studies.presets import NARROW
 from utils.studies.render import environment
-from utils.studies.results import Result, Table, tabulate
+from utils.studies.results import Result, Table, tabulate, warnings
 from utils.studies.runs import MEASURED, Runs
-from utils.studies.selection import Selection
+from utils.studies.selection import Selection, required_runs
 from utils.studies.study import STUDIES, read_study
 from utils.tables import markdown_table
 
@@ -48,9 +49,10 @@ QUESTIONS = {  # a claim, what a user asks, and the answers if it holds and if t
 
 
 def evidence(measured: Path = MEASURED) -> Selection:
-    """Return the kept records as a selection, with every seed that one of them has."""
+    """Return the kept records as a selection with the exploratory seeds; raise UsageError if one is damaged."""
     runs = Runs(NARROW, EMPTY_DIR, measured=measured)
-    return Selection("fixed", runs, tuple(sorted({record["config"]["seed"] for record in runs.all_records()})))
+    runs.reject_damaged_records()
+    return Selection("fixed", runs, EXPLORATORY_SEEDS)
 
 
 def finished(selection: Selection) -> list[dict[str, Any]]:
@@ -62,22 +64,20 @@ def difference(value: float | None) -> str:
     return "–" if value is None else f"{value:+.1f}"
 
 
-def interval(paired: Paired) -> str:
-    return "–" if paired.interval is None else "[{:+.1f}, {:+.1f}]".format(*paired.interval)
-
-
-def numbers(paired: Paired) -> str:
-    return f"{difference(paired.mean)} {interval(paired)}".removesuffix(" –") + f", n = {paired.n}"
-
-
 def number(result: Result | None) -> str:
     if result is None or not result.n:
         return "–"
     if result.cell.baseline is not None:
-        return numbers(result.paired)
+        return result.paired.text(1)
     spread = "" if result.std is None else f" ± {result.std:.1f}"
     paper = "" if result.paper is None else f"; paper {result.paper:.1f}"
     return f"{result.mean:.1f}{spread} (n = {result.n}{paper})"
+
+
+def threads(records: list[dict[str, Any]]) -> str:
+    """Return how many threads these runs had."""
+    counts = {str(each.get("num_threads", "unknown")) for record in records for each in record["conditions"]}
+    return "one thread" if counts == {"1"} else f"{' or '.join(sorted(counts))} threads"
 
 
 def render(template: str, selection: Selection, **values: Any) -> str:
@@ -85,7 +85,8 @@ def render(template: str, selection: Selection, **values: Any) -> str:
     filters: dict[str, Any] = {
         "fill": lambda text: textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False),
         "hours": lambda records: f"{sum(record['wall_seconds'] for record in records) / 3600:.1f}",
-        "difference": difference, "interval": interval, "numbers": numbers,
+        "threads": threads, "difference": difference, "interval": lambda paired: paired.interval_text(1),
+        "numbers": lambda paired: paired.text(1),
     }  # fmt: skip
     env.filters |= filters
     return env.get_template(template).render(records=finished(selection), **values).rstrip("\n") + "\n"
@@ -93,9 +94,15 @@ def render(template: str, selection: Selection, **values: Any) -> str:
 
 def readme_part(selection: Selection) -> str:
     """Return README's section."""
-    exploratory = replace(selection, seeds=EXPLORATORY_SEEDS)
-    counts = Counter(judge(claim, exploratory).verdict for claim in CLAIMS.values())
-    return render("evidence_readme.md.j2", selection, counts=counts, controls=mnist_controls(selection))
+    verdicts, exploratory = zip(*judge_all(selection), strict=True)
+    required, _ = required_runs([*CONFIRM.values()], selection)
+    return render(
+        "evidence_readme.md.j2", selection, counts=Counter(verdict.verdict for verdict in verdicts),
+        required=len(required), done=sum(selection.runs.record(run) is not None for run in required.values()),
+        started=sum(bool(verdict.started) for verdict in exploratory),
+        above=sum(verdict.paired.is_above for verdict in exploratory),
+        below=sum(verdict.paired.is_below for verdict in exploratory), controls=mnist_controls(selection),
+    )  # fmt: skip
 
 
 def mnist_controls(selection: Selection) -> dict[str, list[tuple[str, Paired]]]:
@@ -113,17 +120,13 @@ def mnist_controls(selection: Selection) -> dict[str, list[tuple[str, Paired]]]:
     return controls
 
 
-def statements(selection: Selection) -> dict[str, Any]:
-    """Return the table of all statements, by the exploratory seeds (docs/protocol.md)."""
-    selection = replace(selection, seeds=EXPLORATORY_SEEDS)
-    verdicts = [judge(claim, selection) for claim in CLAIMS.values()]
-    judged = []
-    for verdict in (verdict for verdict in verdicts if verdict.verdict != NO_RUNS):
+def statement_rows(verdicts: list[Verdict]) -> list[tuple[Verdict, str, list[dict[str, Any]]]]:
+    """Return the statements that have runs, each with the plan and the records of its runs."""
+    rows = []
+    for verdict in (verdict for verdict in verdicts if verdict.started):
         experiments = {experiment for comparison in verdict.comparisons for experiment in comparison.experiments}
-        records = [record for e in experiments for record in records_by_seed(e, selection).values()]
-        judged.append((verdict, plan_of(experiments), records))
-    outside = [verdict for verdict in verdicts if is_outside(verdict.paper, verdict.paired)]
-    return {"judged": judged, "outside": outside, "missing": [v for v in verdicts if v.verdict == NO_RUNS]}
+        rows.append((verdict, plan_of(experiments), list(verdict.records.values())))
+    return rows
 
 
 def plan_of(experiments: set[Experiment]) -> str:
@@ -143,30 +146,34 @@ def is_outside(paper: float | None, paired: Paired) -> bool:
 
 
 def page(selection: Selection) -> str:
-    confirmatory, exploratory = (replace(selection, seeds=seeds) for seeds in (CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS))
+    pairs = judge_all(selection)
+    confirmatory, exploratory = ([pair[i] for pair in pairs] for i in (0, 1))
+    by_id = {pair[0].id: pair for pair in pairs}
     plans = [(plan, selection) for plan in (*STUDIES.values(), PLANS["table2"], PLANS["table3"], *CONFIRM.values())]
-    tables = [tabulate(plan, of_plan) for plan, of_plan in (*plans, *own_plans(selection.runs.measured))]
+    plans += own_plans(selection.runs.measured)
+    tables = [tabulate(plan, of_plan) for plan, of_plan in plans]
+    other_data = [line for _, of_plan in plans for line in of_plan.runs.on_other_data()]
     records = [read_record(path) for path in sorted(selection.runs.measured.glob("*/record.json"))]
-    verdicts = {id: judge(claim, exploratory) for id, claim in CLAIMS.items()}
     return render(
-        "evidence_page.md.j2", selection, **statements(selection),
-        choices=[(question, answer(verdicts[id], *answers), verdicts[id])
-                 for id, (question, *answers) in QUESTIONS.items() if verdicts[id].verdict != NO_RUNS],
-        readings=[pair for id in ("table2", "table3") if (pair := readings(id, exploratory))],
-        verdicts_by_seeds={
-            "Confirmatory seeds, 3 to 9: every cell of every statement":
-                [verdict for claim in CLAIMS.values() if (verdict := judge(claim, confirmatory)).started],
-            "Exploratory seeds, 0 to 2: every cell of every statement":
-                [verdict for verdict in verdicts.values() if verdict.started],
-        },
+        "evidence_page.md.j2", selection,
+        warnings=list(dict.fromkeys([*warnings([*tables, *chain(*pairs)], selection.runs), *other_data])),
+        choices=[(question, answer(by_id[id][0], *answers), *by_id[id])
+                 for id, (question, *answers) in QUESTIONS.items() if by_id[id][0].started or by_id[id][1].started],
+        readings=[pair for id in ("table2", "table3") if (pair := readings(id, selection))],
+        confirmatory=statement_rows(confirmatory), exploratory=statement_rows(exploratory),
+        outside=[verdict for verdict in exploratory if is_outside(verdict.paper, verdict.paired)],
+        missing=[verdict for verdict, other in pairs if not verdict.started and not other.started],
+        verdicts_by_seeds={"Confirmatory seeds, 3 to 9": confirmatory, "Exploratory seeds, 0 to 2": exploratory},
         tables=[(table, text) for table in tables if (text := finished_part(table))],
         failures=[record for record in records if record and record["status"] != "finished"],
     )  # fmt: skip
 
 
 def answer(verdict: Verdict, if_holds: str, if_opposite: str) -> str:
-    """Return an answer to a user's question that is no stronger than the interval."""
-    return if_holds if verdict.verdict == HOLDS else if_opposite if verdict.paired.is_below else OPEN
+    """Return an answer to a user's question that is no stronger than the verdict."""
+    if verdict.verdict == FAILS:
+        return if_opposite if verdict.paired.is_below else OPEN
+    return if_holds if verdict.verdict == HOLDS else verdict.verdict
 
 
 def readings(id: str, selection: Selection) -> tuple[int, float, float] | None:

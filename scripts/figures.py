@@ -48,6 +48,7 @@ def draw_figures(arguments: Namespace) -> int:
         matches = close_matches(unknown[0], list(FIGURES))
         raise UsageError(f"unknown figure {unknown[0]!r}{matches} All: {', '.join(FIGURES)}")
     selection = selection_of(arguments)
+    selection.runs.reject_damaged_records()
     output = Path(arguments.output or Path(arguments.results_path) / "figures" / arguments.preset)
     drawn = 0
     for id in FIGURES if "all" in arguments.ids else arguments.ids:

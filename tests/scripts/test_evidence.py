@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from dataclasses import replace
+from functools import cache
+from itertools import chain
 
 import pytest
 
 from scripts import evidence
+from scripts.figures import main as draw_figures
+from scripts.reproduce import main as reproduce
 from tests.scripts.records import finish
 from utils.run.records import read_record
-from utils.studies.claims import CLAIMS, FAILS, OPEN, Claim, Verdict, judge
-from utils.studies.compare import Paired
-from utils.studies.confirm import CONFIRM
+from utils.studies import claims, compare
+from utils.studies.claims import CLAIMS, FAILS, HOLDS, NO_VERDICT, OPEN, Claim, Verdict, judge
+from utils.studies.compare import Paired, records_by_seed
+from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
 from utils.studies.plans import JOINT, Experiment
 from utils.studies.results import published, published_value, tabulate
 from utils.studies.runs import MEASURED, Runs
@@ -39,16 +46,48 @@ def test_records_are_sealed_and_of_one_kind():
     assert counted == {path.parent.name for path in paths if read_record(path)["status"] == "finished"}
 
 
-def test_a_changed_digit_does_not_count(tmp_path):
-    path = next(iter(sorted(MEASURED.glob("*-seq-cifar10-*/record.json"))))
-    text = path.read_text()
-    faa = json.loads(text)["results"]["class_il"]["metrics"]["faa"]
-    copied = tmp_path / path.parent.name / "record.json"
-    copied.parent.mkdir()
-    copied.write_text(text)
-    assert len(evidence.finished(evidence.evidence(tmp_path))) == 1
-    copied.write_text(text.replace(repr(faa), repr(faa + 1)))
-    assert not evidence.finished(evidence.evidence(tmp_path))
+@pytest.fixture
+def damaged(tmp_path):
+    """(a folder of kept records, one of which has another digit; that record)."""
+    paths = sorted(MEASURED.glob("*-seq-cifar10-*/record.json"))[:2]
+    for path in paths:
+        shutil.copytree(path.parent, tmp_path / "measured" / path.parent.name)
+    path = tmp_path / "measured" / paths[1].parent.name / "record.json"
+    faa = json.loads(path.read_text())["results"]["class_il"]["metrics"]["faa"]
+    path.write_text(path.read_text().replace(repr(faa), repr(faa + 1)))
+    return tmp_path / "measured", path
+
+
+def default_measured(monkeypatch, folder):
+    monkeypatch.setattr(Runs.__init__, "__defaults__", (*Runs.__init__.__defaults__[:-1], folder))
+    monkeypatch.setattr(evidence.evidence, "__defaults__", (folder,))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lambda folder: evidence.main([]),
+        lambda folder: reproduce(["claims", "--preset", "narrow", "--results_path", str(folder)]),
+        lambda folder: reproduce(["report", "table3", "--preset", "narrow", "--results_path", str(folder)]),
+        lambda folder: draw_figures(["confounds", "--preset", "narrow", "--results_path", str(folder)]),
+    ],
+    ids=["evidence", "claims", "report", "figures"],
+)
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_changed_digit_stops_what_reports_before_it_writes(damaged, tmp_path, monkeypatch, capsys, command, is_kept):
+    measured, path = damaged
+    if not is_kept:
+        measured.rename(tmp_path / "runs")
+        path = tmp_path / "runs" / path.parent.name / "record.json"
+    default_measured(monkeypatch, measured)
+    monkeypatch.setattr(evidence, "EMPTY_DIR", str(tmp_path))
+    before = {file: file.read_bytes() for file in (evidence.README, evidence.PAGE)}
+    assert command(tmp_path) == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert (said.out, str(path) in line, "seal" in line) == ("", True, True)
+    assert all(file.read_bytes() == content for file, content in before.items())
+    assert not (tmp_path / "reports").exists()
 
 
 def test_what_the_paper_has_for_the_cells_with_runs(tmp_path):
@@ -62,14 +101,14 @@ def test_what_the_paper_has_for_the_cells_with_runs(tmp_path):
 def verdict(cells: dict[str, tuple[float, ...]], counted: str, **facts) -> Verdict:
     started = {name: Paired(values) for name, values in cells.items()}
     claim = Claim("made-up", "ours is above", "nowhere", lambda preset: iter(()), **facts)
-    return Verdict(claim, started[counted], started, {counted: started[counted]}, ())
+    return Verdict(claim, started[counted], started, {counted: started[counted]}, is_confirmatory=True)
 
 
 def test_cells_that_speak_against_a_statement_about_all():
     clear, opposed = (5.0, 5.1, 4.9), (-5.0, -5.1, -4.9)
     assert verdict({"there": clear, "here": (-1.0,)}, "there", every=True).verdict == OPEN
     assert verdict({"there": clear, "here": opposed}, "there", every=True).verdict == FAILS
-    assert evidence.numbers(verdict({"here": opposed}, "here").paired) == "-5.0 [-5.2, -4.8], n = 3"
+    assert verdict({"here": opposed}, "here").paired.text(1) == "-5.0 [-5.2, -4.8], n = 3"
 
 
 @pytest.mark.parametrize(("paper", "is_outside"), [(5.3, True), (5.1, False), (4.7, True), (None, False)])
@@ -77,6 +116,14 @@ def test_the_papers_difference_may_lie_outside_our_interval(paper, is_outside):
     """[+4.8, +5.2]"""
     assert evidence.is_outside(paper, Paired((5.0, 5.1, 4.9))) == is_outside
     assert not evidence.is_outside(paper, Paired((5.0,)))
+
+
+def test_an_answer_is_no_stronger_than_the_verdict():
+    below = (-5.0, -5.1, -4.9)
+    assert evidence.answer(verdict({"here": (5.0, 5.1, 4.9)}, "here"), "yes", "no") == "yes"
+    assert evidence.answer(verdict({"here": below}, "here"), "yes", "no") == "no"
+    assert evidence.answer(verdict({"here": below[:2]}, "here"), "yes", "no") == NO_VERDICT
+    assert evidence.answer(replace(verdict({"here": below}, "here"), is_confirmatory=False), "yes", "no") == NO_VERDICT
 
 
 def test_the_plan_behind_a_row():
@@ -99,5 +146,42 @@ def test_both_readings_of_cifar100_are_compared_with_the_paper(tmp_path):
 
 def test_numbers_as_text():
     assert evidence.difference(-1.26) == "-1.3"
-    assert evidence.interval(Paired((1.0,))) == "–"
-    assert evidence.interval(Paired((1.0, 3.0))) == "[-10.7, +14.7]"
+    assert Paired((1.0,)).interval_text(1) == "–"
+    assert Paired((1.0, 3.0)).interval_text(1) == "[-10.7, +14.7]"
+    assert Paired((2.0, 2.0)).text(1) == "+2.0 no interval, n = 2"
+
+
+@pytest.mark.parametrize(("counts", "text"), [((1, 1), "one thread"), ((1, 2), "1 or 2 threads"), ((4,), "4 threads"),
+                                              ((1, None), "1 or unknown threads")])  # fmt: skip
+def test_threads_are_those_of_the_records(counts, text):
+    conditions = [{"num_threads": count} if count else {} for count in counts]
+    assert evidence.threads([{"conditions": [each]} for each in conditions]) == text
+
+
+# --- what one record can change ---------------------------------------------------------------------------------------
+
+
+def test_no_single_kept_record_turns_above_into_below(monkeypatch):
+    """Whatever record is left out, and whichever seeds count."""
+    kept, removed = evidence.evidence(), ""
+    records = cache(lambda experiment, seeds: records_by_seed(experiment, replace(kept, seeds=seeds)))
+
+    def without_removed(experiment, selection):
+        by_seed = records(experiment, selection.seeds)
+        return {seed: record for seed, record in by_seed.items() if record["run"] != removed}
+
+    for module in (claims, compare):
+        monkeypatch.setattr(module, "records_by_seed", without_removed)
+    judged = [(claim, replace(kept, seeds=seeds), judge(claim, replace(kept, seeds=seeds)))
+              for claim in CLAIMS.values() for seeds in (EXPLORATORY_SEEDS, CONFIRMATORY_SEEDS)]  # fmt: skip
+    assert {HOLDS, OPEN} <= {verdict.tendency for _, _, verdict in judged}
+    assert {verdict.verdict for _, _, verdict in judged if not verdict.is_confirmatory} == {NO_VERDICT}
+    controls = list(chain(*evidence.mnist_controls(kept).values()))
+    assert any(paired.is_above for _, paired in controls)
+    for removed in [record["run"] for record in kept.runs.all_records()]:  # which without_removed reads
+        for claim, selection, verdict in judged:
+            if removed in verdict.records:
+                assert {verdict.tendency, judge(claim, selection).tendency} != {HOLDS, FAILS}, (claim.id, removed)
+        if "perm-mnist" in removed:
+            for (_, before), (_, after) in zip(controls, chain(*evidence.mnist_controls(kept).values()), strict=True):
+                assert not (before.is_above and after.is_below), removed

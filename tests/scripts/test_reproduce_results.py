@@ -4,16 +4,20 @@ import csv
 import json
 import math
 import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from scripts.reproduce import main as reproduce
 from tests.scripts.records import finish
+from utils.run.identity import run_hash
 from utils.studies import render
+from utils.studies.claims import CLAIMS
 from utils.studies.plans import PLANS, Cell, Experiment
 from utils.studies.presets import PAPER, SMOKE
-from utils.studies.results import Result, Table, signed_rank, tabulate, warnings
+from utils.studies.results import Result, Table, evaluate, signed_rank, tabulate, warnings
 from utils.studies.runs import Runs
 from utils.studies.selection import Selection
 
@@ -204,10 +208,38 @@ def test_other_presets_show_no_difference_to_the_paper(tmp_path):
 
 def test_records_of_another_kind_are_warned_of(tmp_path):
     chosen, table = finished_table4(tmp_path)
-    assert warnings([table]) == warnings([tabulate(PLANS["table10"], chosen)]) == []
-    conditions = [{"num_threads": n, "device": "cpu", "torch": "2", "norm_impl": "torch"} for n in (1, 2)]
-    chosen, table = finished_table4(tmp_path / "other", conditions=conditions, code_changes=[{"step": 1, "files": []}])
-    assert len(warnings([tabulate(PLANS["table10"], chosen)])) >= 2
-    code, threads = warnings([table])
+    assert warnings([table], chosen.runs) == warnings([tabulate(PLANS["table10"], chosen)], chosen.runs) == []
+    conditions = [{"num_threads": n, "device": "cpu", "norm_impl": str(n), "tf32": n == 1} for n in (1, 2)]
+    changes = {"conditions": [*conditions, {"torch": "2"}], "code_changes": [{"step": 1, "files": []}]}
+    chosen, table = finished_table4(tmp_path / "other", **changes)
+    assert len(warnings([tabulate(PLANS["table10"], chosen)], chosen.runs)) >= 2
+    code, threads, other = warnings([table], chosen.runs)  # what a record lacks is unknown, and a norm has its own code
     assert f"{len(table.records)} records" in code
     assert "thread counts (1, 2)" in threads
+    assert "tf32" in other
+
+
+@pytest.mark.parametrize("command", ["claims", "report"])
+def test_claims_and_reports_warn_alike(tmp_path, capsys, monkeypatch, command):
+    """Of a seed that one arm lacks, of different threads, and of records on other data."""
+    monkeypatch.setattr(render, "draw_figures", lambda *arguments: [])
+    comparison = dict(CLAIMS["cn"].cells(SMOKE))["DER++, Digits, 5 tasks, M = 50"]
+    cn, bn = (selection(tmp_path, SMOKE, (0, 1)).final(experiment) for experiment in comparison.experiments)
+    for run, threads in ((cn[0], 1), (bn[0], 2), (cn[1], 1)):
+        finish(run, 50.0, conditions=[{"num_threads": threads, "device": "cpu"}])
+    identity = json.loads((bn[0].folder / "record.json").read_text())["identity"] | {"data": "of another folder"}
+    name = f"er-{run_hash(identity)}"
+    finish(replace(bn[0], name=name, folder=bn[0].folder.with_name(name)), 50.0, identity=identity)
+    assert reproduce([command, "--preset", "smoke", "--seeds", "0,1", "--results_path", str(tmp_path)]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    for text in ("seed 1 of DER++, Digits, 5 tasks, M = 50", "thread counts (1, 2)", "of another folder"):
+        assert len([line for line in lines if text in line]) == 1, text
+
+
+def test_a_metric_that_runs_lack_is_missing(tmp_path):
+    chosen = selection(tmp_path, SMOKE, (0,))
+    cell = Cell("", "a", ("x",), Experiment("er", "bn", "cifar10", 50), ("results", "class_il", "metrics", "ncm"))
+    finish(chosen.final(cell.experiment)[0], 50.0)
+    for metric in (cell.metric, ("results", "domain_il", "metrics", "faa")):
+        result = evaluate(replace(cell, metric=metric), chosen)
+        assert (result.mean, result.n) == (None, 0)

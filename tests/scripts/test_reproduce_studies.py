@@ -10,7 +10,7 @@ from utils.config.resolve import resolve
 from utils.errors import UsageError
 from utils.run.records import read_record
 from utils.studies import runs as runs_module
-from utils.studies.claims import CLAIMS, FAILS, HOLDS, NO_RUNS, OPEN, Claim, judge, minus
+from utils.studies.claims import CLAIMS, FAILS, HOLDS, NO_VERDICT, OPEN, Claim, judge, minus
 from utils.studies.compare import Paired, averaged
 from utils.studies.plans import CLASS_IL, Experiment, faa
 from utils.studies.presets import NARROW, PAPER, SMOKE
@@ -23,7 +23,7 @@ OURS, BN = Experiment("derpp", "adab2n", "cifar10", 50), Experiment("derpp", "bn
 OTHER_BN = Experiment("er_ace", "bn", "cifar10", 50)
 
 
-def selection(folder, preset=SMOKE, seeds=(0, 1, 2)) -> Selection:
+def selection(folder, preset=SMOKE, seeds=(3, 4, 5)) -> Selection:
     return Selection("fixed", Runs(preset, str(folder), measured=folder / "measured"), seeds)
 
 
@@ -44,6 +44,8 @@ def test_interval_by_hand():
     assert Paired((2.0, 2.1, 1.9)).is_above
     assert Paired((-2.0, -2.1, -1.9)).is_below
     assert Paired((5.0,)).interval is None
+    assert Paired((5.0, 5.0)).interval is None
+    assert Paired((0.3 - 0.1, 0.2)).interval is None  # equal but for rounding
     assert Paired(()).mean is None
 
 
@@ -67,8 +69,9 @@ def claim(*cells: tuple[Experiment, Experiment], **facts) -> Claim:
         ((5.0, 5.1, 4.9), {}, HOLDS),
         ((-5.0, -5.1, -4.9), {}, FAILS),
         ((5.0, 0.1, -3.0), {}, OPEN),
-        ((5.0,), {}, OPEN),
-        ((), {}, NO_RUNS),
+        ((5.0, 5.1), {}, NO_VERDICT),
+        ((), {}, NO_VERDICT),
+        ((5.0, 5.0, 5.0), {}, OPEN),
         ((0.1, -0.1, 0.0), {"alike": 2.0}, HOLDS),
         ((5.0, 5.1, 4.9), {"alike": 2.0}, FAILS),
         ((2.0, 2.1, 1.9), {"alike": 2.0}, OPEN),
@@ -88,22 +91,54 @@ CLEAR = [60.0, 60.1, 59.9]
 
 
 @pytest.mark.parametrize(
-    ("others", "facts", "verdict", "share"),
+    ("others", "facts", "verdict", "n_cells"),
     [
-        ([61.0, 61.1, 60.9], {}, HOLDS, "2 of 2"),  # +10 and -1 each time: above on average,
-        ([61.0, 61.1, 60.9], {"every": True}, FAILS, "2 of 2"),  # but not everywhere
-        ([90.0], {}, HOLDS, "1 of 2"),  # a cell with fewer seeds is not averaged;
-        ([90.0], {"every": True}, OPEN, "1 of 2"),  # one seed does not refute, but keeps a statement from holding
-        ([90.0, 90.1], {"every": True}, FAILS, "1 of 2"),
+        ([61.0, 60.7, 60.9], {}, HOLDS, 2),  # +10 and -1 each time: above on average,
+        ([61.0, 60.7, 60.9], {"every": True}, FAILS, 2),  # but not everywhere
+        ([61.0], {}, HOLDS, 1),  # a cell with one seed is not averaged;
+        ([61.0], {"every": True}, OPEN, 1),  # it does not refute, but keeps a statement from holding,
+        ([90.0], {}, OPEN, 1),  # and where it would reverse the mean, every statement
+        ([61.0, 60.8], {}, HOLDS, 2),
+        ([61.0, 60.8], {"every": True}, OPEN, 2),
     ],
 )
-def test_every_cell_is_more_than_the_average(tmp_path, others, facts, verdict, share):
+def test_every_cell_is_more_than_the_average(tmp_path, others, facts, verdict, n_cells):
     chosen = selection(tmp_path)
     for experiment, values in ((OURS, CLEAR), (BN, [50.0] * 3), (OTHER_BN, others)):
         fill(chosen, experiment, values)
     judged = judge(claim(*BOTH, **facts), chosen)
-    assert (judged.verdict, judged.share, judged.paired.n) == (verdict, share, 3)
-    assert list(judged.fewer) == (["1"] if share == "1 of 2" else [])
+    assert (judged.verdict, judged.share, judged.paired.n) == (verdict, "above in 1 of 2 cells, below in 1", 3)
+    assert (list(judged.cells), list(judged.fewer)) == (["0", "1"][:n_cells], ["0", "1"][n_cells:])
+
+
+def test_there_is_no_verdict_without_a_quorum(tmp_path):
+    """Of three confirmatory seeds in a third of the cells."""
+    chosen = selection(tmp_path, seeds=(0, 1, 2, 3, 4, 5))
+    for experiment in (OURS, BN):
+        fill(chosen, experiment, [50.0 + (5 + 0.1 * seed) * (experiment is OURS) for seed in range(6)])
+    without_runs = [(OURS, replace(OURS, buffer=200))] * 3
+    for seeds, n_missing, verdict in (
+        ((3, 4, 5), 2, HOLDS),
+        ((3, 4, 5), 3, NO_VERDICT),
+        ((3, 4), 0, NO_VERDICT),
+        ((0, 1, 2), 0, NO_VERDICT),
+        ((2, 3, 4, 5), 0, NO_VERDICT),
+    ):
+        judged = judge(claim((OURS, BN), *without_runs[:n_missing]), replace(chosen, seeds=seeds))
+        assert (judged.tendency, judged.verdict) == (HOLDS, verdict), (seeds, n_missing)
+        assert judged.share.startswith(f"above in 1 of {1 + n_missing} cells")
+
+
+def test_a_cell_that_loses_its_seeds_one_by_one_reverses_no_verdict(tmp_path):
+    """+10 in one cell and -3 in the other: above on average."""
+    chosen = selection(tmp_path)
+    for experiment, values in ((OURS, CLEAR), (BN, [50.0] * 3), (OTHER_BN, [63.0, 63.0, 63.0])):
+        fill(chosen, experiment, values)
+    verdicts = []
+    for run in chosen.final(BN):
+        verdicts.append(judge(claim(*BOTH), selection(tmp_path)).verdict)
+        (run.folder / "record.json").unlink()
+    assert verdicts == [HOLDS, HOLDS, OPEN]
 
 
 @pytest.mark.parametrize(("others", "verdict"), [(1, FAILS), (9, OPEN)])
@@ -111,7 +146,7 @@ def test_a_cell_that_refutes_is_below_for_all_that_there_are(tmp_path, others, v
     """Its interval lies below zero at 97.5 %, but not at 99.5 %."""
     chosen = selection(tmp_path)
     fill(chosen, OURS, [60.0, 60.0, 60.0])
-    fill(chosen, BN, [50.0] * 3)
+    fill(chosen, BN, [50.0, 50.1, 50.2])
     fill(chosen, OTHER_BN, [61.2, 61.0, 60.8])
     judged = judge(claim((OURS, OTHER_BN), *[(OURS, BN)] * others, every=True), chosen)
     assert judged.started["0"].is_below
@@ -126,7 +161,7 @@ def test_every_claim_has_cells_whose_runs_can_be_named(preset, tmp_path):
         assert len(set(names)) == len(names), statement.id
         assert all(sum(sign for sign, _ in cell.terms) == 0 for cell in cells)
         assert all(chosen.final(experiment) for cell in cells for experiment in cell.experiments)
-        assert judge(statement, chosen).verdict == NO_RUNS
+        assert not judge(statement, chosen).started
 
 
 def test_gain_with_large_batches_is_a_difference_of_differences(tmp_path):
@@ -135,23 +170,25 @@ def test_gain_with_large_batches_is_a_difference_of_differences(tmp_path):
     for _, cell in CLAIMS["batch-32"].cells(SMOKE):
         values = {("adab2n", True): 44.0, ("bn", True): 40.0, ("adab2n", False): 31.0, ("bn", False): 30.0}
         for experiment in cell.experiments:
-            fill(chosen, experiment, [values[experiment.norm, bool(experiment.flags)]] * 3)
+            value = values[experiment.norm, bool(experiment.flags)]
+            fill(chosen, experiment, [value, value + 0.1 * (value == 44.0), value])
     judged = judge(CLAIMS["batch-32"], chosen)
-    assert judged.paired.differences == pytest.approx((3.0, 3.0, 3.0))
+    assert judged.paired.differences == pytest.approx((3.0, 3.1, 3.0))
     assert judged.verdict == HOLDS
 
 
 def test_command_prints_a_verdict_for_every_claim(tmp_path, capsys):
-    chosen = Selection("fixed", Runs(SMOKE, str(tmp_path)), (0, 1))
+    chosen = Selection("fixed", Runs(SMOKE, str(tmp_path)), (0, 1, 3, 4, 5))
     for experiment in {e for _, cell in CLAIMS["cn"].cells(SMOKE) for e in cell.experiments}:
-        fill(chosen, experiment, [50.0 + (experiment.norm == "cn"), 52.0 + 1.2 * (experiment.norm == "cn")])
+        gains = (-1.0, -1.2, 1.0, 1.2, 1.1) if experiment.norm == "cn" else [0.0] * 5
+        fill(chosen, experiment, [50.0 + gain for gain in gains])
     assert reproduce(["claims", "--preset", "smoke", "--seeds", "0,1", "--results_path", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     [place] = [number for number, line in enumerate(lines) if "CN is moderately above BN" in line]
-    assert lines[place].startswith(OPEN)
-    for text in ("+1.10 [-0.17, +2.37]", "n = 2", "2 of 2", "8 of 8 cells"):
-        assert text in lines[place + 1]
-    assert sum(line.startswith((HOLDS, FAILS, OPEN, NO_RUNS)) for line in lines) == len(CLAIMS)
+    assert lines[place].startswith(HOLDS)
+    assert "+1.10 [+0.85, +1.35], n = 3, above in 8 of 8 cells" in lines[place + 1]
+    assert "-1.10 [-2.37, +0.17], n = 2, above in 0 of 8 cells, below in 8" in lines[place + 2]
+    assert sum(line.startswith((HOLDS, FAILS, OPEN, NO_VERDICT)) for line in lines) == len(CLAIMS)
 
 
 # --- studies ----------------------------------------------------------------------------------------------------------

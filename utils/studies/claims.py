@@ -5,30 +5,38 @@ about the mean over seeds and its 95 % t-interval:
 
     holds           the interval lies above zero (of an "alike" statement: within its margin)
     does not hold   it lies below zero (outside the margin)
-    inconclusive    neither, or fewer than two seeds
+    inconclusive    neither
+    no verdict      fewer than three confirmatory seeds, or less than a third of the statement's cells
 
-A statement about every benchmark needs all means above zero, and does not hold if one cell's own interval lies below
-it. That interval allows for the number of cells (Bonferroni): of many cells without a difference, one often lies below
-zero by chance. If some cells have three seeds or more, cells with fewer are left out of the mean, but a statement about
-every benchmark needs theirs above zero too. Cells without runs are counted and named; no verdict is about them.
+Only the confirmatory seeds of docs/protocol.md count. What the other seeds say is shown beside it.
+
+A statement about every benchmark needs all means above zero, and does not hold if one cell's own interval, of three
+seeds or more, lies below it. That interval allows for the number of cells (Bonferroni): of many cells without a
+difference, one often lies below zero by chance. If some cells have two seeds or more, cells with one are left out of
+the mean: they have no spread. The mean with them must lie on the same side, so that a cell that loses a seed cannot
+reverse a verdict. Cells without runs are counted and named; no verdict is about them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from statistics import mean
+from typing import Any
 
 from utils.studies import plans
-from utils.studies.compare import CONFIDENCE, Paired, averaged, values_by_seed
+from utils.studies.compare import CONFIDENCE, Paired, averaged, dropped_seeds, records_by_seed, values_by_seed
+from utils.studies.confirm import CONFIRMATORY_SEEDS
 from utils.studies.plans import CLASS_IL, METHODS, ONLINE, PLANS, Comparison, Experiment, Flags, faa, title_of
 from utils.studies.presets import Preset
 from utils.studies.results import published_value
 from utils.studies.selection import Selection
 
-HOLDS, FAILS, OPEN, NO_RUNS = "holds", "does not hold", "inconclusive", "no runs"
-ENOUGH = 3  # seeds: as many as the paper has
+HOLDS, FAILS, OPEN, NO_VERDICT = "holds", "does not hold", "inconclusive", "no verdict"
+ENOUGH = 3  # seeds of a cell
+ENOUGH_CELLS = 1 / 3  # of a statement
 
 NamedCells = Iterator[tuple[str, Comparison]]
 Cells = Callable[[Preset], NamedCells]
@@ -151,9 +159,16 @@ class Verdict:
     claim: Claim
     paired: Paired  # averaged over `cells`
     started: dict[str, Paired]  # the cells with at least one seed
-    cells: dict[str, Paired]  # of these, the cells with enough seeds
-    missing: tuple[str, ...]  # the cells without any
+    cells: dict[str, Paired]  # of these, the cells in the mean
+    missing: tuple[str, ...] = ()  # the cells without any
     comparisons: tuple[Comparison, ...] = ()  # of `cells`
+    is_confirmatory: bool = False  # whether all its seeds are
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the runs of `started`, by name
+    dropped: dict[str, list[int]] = field(default_factory=dict)  # of `started`, the seeds that only some runs have
+
+    @property
+    def id(self) -> str:
+        return self.claim.id
 
     @property
     def paper(self) -> float | None:
@@ -168,21 +183,42 @@ class Verdict:
 
     @property
     def share(self) -> str:
-        return f"{len(self.cells)} of {len(self.started) + len(self.missing)}"
+        """In how many of the statement's cells a difference was found."""
+        means = [cell.mean for cell in self.started.values() if cell.mean is not None]
+        above, below = sum(value > 0 for value in means), sum(value < 0 for value in means)
+        others = {"below": below, "equal": len(means) - above - below, "no runs": len(self.missing)}
+        texts = [f"above in {above} of {len(means) + len(self.missing)} cells"]
+        return ", ".join([*texts, *(f"{text} in {count}" for text, count in others.items() if count)])
 
     @property
     def verdict(self) -> str:
-        if not self.cells:
-            return NO_RUNS
-        if self.paired.interval is None:
-            return OPEN
-        low, high = self.paired.interval
+        return self.tendency if self.is_confirmatory and self.has_quorum else NO_VERDICT
+
+    @property
+    def has_quorum(self) -> bool:
+        return len(self.sufficient) >= max(1, ENOUGH_CELLS * (len(self.started) + len(self.missing)))
+
+    @property
+    def sufficient(self) -> dict[str, Paired]:
+        """The cells with enough seeds to count for the quorum, or to refute a statement about every cell."""
+        return {name: cell for name, cell in self.started.items() if cell.n >= ENOUGH}
+
+    @property
+    def tendency(self) -> str:
+        """What would be the verdict if there were no quorum."""
         if (margin := self.claim.alike) is not None:
-            is_within, is_outside = -margin <= low and high <= margin, low > margin or high < -margin
-            return HOLDS if is_within else FAILS if is_outside else OPEN
-        if self.paired.is_below or self.refuting:
+            is_outside = self.lies_between(margin, inf) or self.lies_between(-inf, -margin)
+            return HOLDS if self.lies_between(-margin, margin) else FAILS if is_outside else OPEN
+        if self.lies_between(-inf, 0) or self.refuting:
             return FAILS
-        return OPEN if (self.claim.every and self.against) or not self.paired.is_above else HOLDS
+        return OPEN if (self.claim.every and self.against) or not self.lies_between(0, inf) else HOLDS
+
+    def lies_between(self, low: float, high: float) -> bool:
+        """Return whether the interval lies between these values, and so does the mean over all cells with runs."""
+        if self.paired.interval is None:
+            return False
+        over_all = mean(cell.mean for cell in self.started.values() if cell.mean is not None)
+        return low < self.paired.interval[0] and self.paired.interval[1] < high and low < over_all < high
 
     @property
     def against(self) -> dict[str, Paired]:
@@ -192,18 +228,21 @@ class Verdict:
     @property
     def refuting(self) -> list[str]:
         """The cells because of which a statement about every cell does not hold."""
-        if not self.claim.every:
+        if not (self.claim.every and self.started):
             return []
         confidence = 1 - (1 - CONFIDENCE) / len(self.started)
-        return [name for name, cell in self.started.items() if (cell.interval_at(confidence) or (0, 0))[1] < 0]
+        return [name for name, cell in self.sufficient.items() if (cell.interval_at(confidence) or (0, 0))[1] < 0]
 
 
 def judge(claim: Claim, selection: Selection) -> Verdict:
     comparisons = dict(claim.cells(selection.runs.preset))
     cells = {name: values_by_seed(comparison, selection) for name, comparison in comparisons.items()}
     started = {name: Paired(tuple(values.values())) for name, values in cells.items() if values}
-    enough = min(ENOUGH, max((cell.n for cell in started.values()), default=0))
+    enough = min(2, max((cell.n for cell in started.values()), default=0))
     counted = {name: cell for name, cell in started.items() if cell.n >= enough}
+    experiments = dict.fromkeys(experiment for name in started for experiment in comparisons[name].experiments)
+    records = [record for experiment in experiments for record in records_by_seed(experiment, selection).values()]
+    dropped = {name: dropped_seeds(comparisons[name], selection) for name in started}
     return Verdict(
         claim,
         averaged([cells[name] for name in counted]),
@@ -211,16 +250,32 @@ def judge(claim: Claim, selection: Selection) -> Verdict:
         counted,
         missing=tuple(name for name in cells if name not in started),
         comparisons=tuple(comparisons[name] for name in counted),
+        is_confirmatory=set(selection.seeds) <= set(CONFIRMATORY_SEEDS),
+        records={record["run"]: record for record in records},
+        dropped={name: seeds for name, seeds in dropped.items() if seeds},
     )
 
 
-HEAD = ("statement", "source", "verdict", "n", "mean difference", "95 % interval", "wins", "cells")
+def judge_all(selection: Selection) -> list[tuple[Verdict, Verdict]]:
+    """Return for every statement what all confirmatory seeds say, and what the selection's other seeds say."""
+    others = tuple(seed for seed in selection.seeds if seed not in CONFIRMATORY_SEEDS)
+    by_seeds = [replace(selection, seeds=seeds) for seeds in (CONFIRMATORY_SEEDS, others)]
+    return [(judge(claim, by_seeds[0]), judge(claim, by_seeds[1])) for claim in CLAIMS.values()]
 
 
-def words(verdict: Verdict) -> tuple[str, ...]:
-    """Return the verdict as a row under HEAD."""
+HEAD = ("statement", "source", "verdict", "n", "mean difference", "95 % interval", "wins", "cells", "exploratory seeds")
+
+
+def words(verdict: Verdict, exploratory: Verdict) -> tuple[str, ...]:
+    """Return a pair of `judge_all` as a row under HEAD."""
     claim, paired = verdict.claim, verdict.paired
-    interval = "–" if paired.interval is None else f"[{paired.interval[0]:+.2f}, {paired.interval[1]:+.2f}]"
     difference = "–" if paired.mean is None else f"{paired.mean:+.2f}"
     wins = f"{paired.wins} of {paired.n}" if paired.n else "–"
-    return claim.statement, claim.source, verdict.verdict, str(paired.n), difference, interval, wins, verdict.share
+    interval = paired.interval_text(2)
+    row = (claim.statement, claim.source, verdict.verdict, str(paired.n), difference, interval, wins, verdict.share)
+    return *row, summary(exploratory)
+
+
+def summary(verdict: Verdict) -> str:
+    """Return the mean difference with its interval, the number of seeds, and in how many cells it was found."""
+    return f"{verdict.paired.text(2)}, {verdict.share}" if verdict.started else "no runs"

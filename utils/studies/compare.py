@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
 from statistics import mean, stdev
 from typing import Any
 
@@ -14,6 +12,7 @@ from utils.studies.plans import Comparison, Experiment
 from utils.studies.selection import Selection
 
 CONFIDENCE = 0.95
+NOISE = 1e-6  # percentage points; a standard error below it is rounding, not spread
 
 
 def records_by_seed(experiment: Experiment, selection: Selection) -> dict[int, dict[str, Any]]:
@@ -23,12 +22,25 @@ def records_by_seed(experiment: Experiment, selection: Selection) -> dict[int, d
 
 
 def values_by_seed(comparison: Comparison, selection: Selection) -> dict[int, float]:
-    """Return the comparison's value for every seed whose runs are all finished."""
-    records: list[dict[int, Any]] = [records_by_seed(experiment, selection) for experiment in comparison.experiments]
-    seeds = [seed for seed in selection.seeds if all(seed in by_seed for by_seed in records)]
-    values = {seed: comparison.total([reduce(getitem, comparison.metric, by_seed[seed]) for by_seed in records])
-              for seed in seeds}  # fmt: skip
+    """Return the comparison's value for every seed whose runs are all finished and have the metric."""
+    records = [records_by_seed(experiment, selection) for experiment in comparison.experiments]
+    values = {seed: comparison.total([value_at(by_seed.get(seed), comparison.metric) for by_seed in records])
+              for seed in selection.seeds}  # fmt: skip
     return {seed: value for seed, value in values.items() if value is not None}
+
+
+def value_at(record: dict[str, Any] | None, metric: Sequence[str]) -> Any:
+    """Return the record's value at this path, None if it has none."""
+    value: Any = record
+    for name in metric:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def dropped_seeds(comparison: Comparison, selection: Selection) -> list[int]:
+    """Return the seeds that count for nothing because only some of the comparison's runs are finished."""
+    records = [records_by_seed(experiment, selection) for experiment in comparison.experiments]
+    return [seed for seed in selection.seeds if len({seed in by_seed for by_seed in records}) == 2]
 
 
 @dataclass(frozen=True)
@@ -57,14 +69,28 @@ class Paired:
         return self.interval_at(CONFIDENCE)
 
     def interval_at(self, confidence: float) -> tuple[float, float] | None:
-        """Return the t-interval of the mean with n - 1 degrees of freedom, None for fewer than two differences."""
+        """Return the t-interval of the mean with n - 1 degrees of freedom; None without two differences that differ."""
         if self.n < 2:
             return None
         from scipy.stats import t
 
         center, error = self.pooled or (mean(self.differences), stdev(self.differences) / math.sqrt(self.n))
+        if error < NOISE:
+            return None
         low, high = t.interval(confidence, self.n - 1)
         return center + low * error, center + high * error
+
+    def interval_text(self, digits: int) -> str:
+        if self.interval is None:
+            return "no interval" if self.n > 1 else "–"
+        return "[{:+.{digits}f}, {:+.{digits}f}]".format(*self.interval, digits=digits)
+
+    def text(self, digits: int) -> str:
+        """Return mean, interval and number of differences."""
+        if self.mean is None:
+            return "–"
+        interval = f" {self.interval_text(digits)}" if self.n > 1 else ""
+        return f"{self.mean:+.{digits}f}{interval}, n = {self.n}"
 
     @property
     def is_above(self) -> bool:

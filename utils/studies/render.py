@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import cache, partial
 from html import escape
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pandas
 
 from utils.packages import import_or_usage_error
 from utils.run.code_digest import shortened
-from utils.studies.claims import CLAIMS, HEAD, Verdict, judge, words
+from utils.studies.claims import HEAD, Verdict, judge_all, words
 from utils.studies.plans import METHODS, PLANS, SETTINGS, Plan, title_of
 from utils.studies.request import set_up
 from utils.studies.results import NOTABLE, Result, Table, tabulate, warnings
@@ -43,7 +44,7 @@ class Report:
     tables: list[Table]
     facts: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[tuple[Verdict, Verdict]] = field(default_factory=list)  # of confirmatory and of other seeds
     pictures: list[dict[str, str]] = field(default_factory=list)  # id, title, caption, light and dark in base64
     scale: str = ""  # preset and seeds, for captions
 
@@ -184,7 +185,7 @@ def environment() -> Any:
 
 def html(report: Report, folder: Path) -> str:
     results = [result for table in report.tables for result in table.results.values()]
-    verdicts = pandas.DataFrame(map(words, report.verdicts), columns=HEAD).set_index(HEAD[0])
+    verdicts = pandas.DataFrame(starmap(words, report.verdicts), columns=HEAD).set_index(HEAD[0])
     cell = partial(html_cell, folder=folder)
     return environment().get_template("report.html.j2").render(
         report=report, title=TITLE, claims_title=CLAIMS_TITLE, css=(TEMPLATES / "report.css").read_text(),
@@ -200,7 +201,7 @@ def page_of_markdown(report: Report) -> str:
     parts = [f"# {TITLE}\n", *(f"{fact}\n" for fact in report.facts)]
     parts += [f"- warning: {text}\n" for text in report.problems]
     if report.verdicts:
-        parts += [f"## {CLAIMS_TITLE}\n", markdown_table(HEAD, map(words, report.verdicts))]
+        parts += [f"## {CLAIMS_TITLE}\n", markdown_table(HEAD, starmap(words, report.verdicts))]
     return "\n".join([*parts, *(markdown(table, report.scale) for table in report.tables)])
 
 
@@ -209,6 +210,7 @@ def page_of_markdown(report: Report) -> str:
 
 def write_report(arguments: Namespace) -> int:
     plans, selection = set_up(arguments)
+    selection.runs.reject_damaged_records()
     preset = selection.runs.preset
     tables = [tabulate(plan, selection) for plan in plans]
     if selection.mode == "test":
@@ -225,8 +227,8 @@ def write_report(arguments: Namespace) -> int:
         f"{filled} of {len(cells)} cells have all their runs.",
         f"Written on {date.today().isoformat()}.",
     ]
-    problems = [*selection.runs.untrusted, *warnings(tables)]
-    verdicts = [judge(claim, selection) for claim in CLAIMS.values()] if "all" in arguments.ids else []
+    verdicts = judge_all(selection) if "all" in arguments.ids else []
+    problems = warnings([*tables, *chain(*verdicts)], selection.runs)
     folder = Path(arguments.output or Path(arguments.results_path) / "reports" / preset.name)
     folder.mkdir(parents=True, exist_ok=True)
     pictures = draw_figures(plans, selection, folder / "figures", scale)
@@ -250,7 +252,8 @@ def provenance(tables: list[Table]) -> list[str]:
     if not records:
         return []
     commits = sorted({(record["environment"]["commit"] or "unknown")[:12] for record in records})
-    conditions = {(part["device"], part["torch"]) for record in records for part in record["conditions"]}
+    conditions = {tuple(part.get(name, "unknown") for name in ("device", "torch"))
+                  for record in records for part in record["conditions"]}  # fmt: skip
     where = "; ".join(f"{device} with torch {torch}" for device, torch in sorted(conditions))
     time = duration(sum(record["wall_seconds"] for record in records))
     days = sorted(record["date"][:10] for record in records)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from statistics import stdev
-from typing import Any
+from typing import Any, Protocol
 
 from utils.studies import plans
-from utils.studies.compare import Paired, records_by_seed, values_by_seed
+from utils.studies.compare import Paired, dropped_seeds, records_by_seed, values_by_seed
 from utils.studies.plans import NORMS, PLANS, SMALLER_IS_BETTER, Cell, Comparison, Experiment, Plan, in_paper
 from utils.studies.presets import PAPER, Preset
+from utils.studies.runs import Runs
 from utils.studies.selection import Selection
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "paper"  # the paper's tables
@@ -102,6 +104,7 @@ class Table:
     texts: dict[str, dict[Column, str]] = field(default_factory=dict)  # further rows, as text
     numbers: dict[tuple[str, Column], dict[str, float]] = field(default_factory=dict)  # the numbers in these texts
     records: dict[str, dict[str, Any]] = field(default_factory=dict)  # of all runs of the table, by name
+    dropped: dict[str, list[int]] = field(default_factory=dict)  # by row, seeds that only some of its runs have
 
     @property
     def caption(self) -> str:
@@ -129,7 +132,9 @@ def tabulate(plan: Plan, selection: Selection) -> Table:
     preset, selection = selection.runs.preset, selection.for_plan(plan)
     results = {((cell.group, cell.row), cell.column): evaluate(cell, selection) for cell in plan.cells(preset)}
     records = {record["run"]: record for result in results.values() for record in result.records}
-    table = Table(plan.id, plan.title, preset, results, plan.note, records=records)
+    dropped = {result.cell.row: seeds for result in results.values()
+               if result.n and (seeds := dropped_seeds(result.cell.comparison, selection))}  # fmt: skip
+    table = Table(plan.id, plan.title, preset, results, plan.note, records=records, dropped=dropped)
     if plan.id == "table10":
         table.results = {}
         add_significance(table, selection)
@@ -214,20 +219,43 @@ def add_significance(table: Table, selection: Selection) -> None:
                 table.texts.setdefault(row, {})[column], table.numbers[row, column] = signed_rank(differences)
 
 
+# Of conditions, those with a title of their own. The implementation of a norm follows from the norm.
 CONDITIONS = {"num_threads": "thread counts", "device": "devices", "torch": "versions of torch"}
+FOLLOWS_FROM_NORM = "norm_impl"
 
 
-def warnings(tables: list[Table]) -> list[str]:
-    """Return a line for everything in which the records of a table differ, or differ from today's code."""
+class Part(Protocol):
+    """What is warned of: a table, or a statement."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def records(self) -> dict[str, dict[str, Any]]: ...
+
+    @property
+    def dropped(self) -> dict[str, list[int]]: ...
+
+
+def warnings(parts: Iterable[Part], runs: Runs) -> list[str]:
+    """Return a line for everything in which the records of a part differ, and for what of the runs does not count.
+
+    A condition that a record lacks is unknown, and differs from none.
+    """
     ids_by_text: dict[str, list[str]] = {}
-    for table in tables:
-        records, texts = table.records.values(), []
+    for part in parts:
+        records, texts = part.records.values(), []
         if resumed := sum(bool(record.get("code_changes")) for record in records):
             texts.append(f"{resumed} records are of runs that were resumed with changed code")
-        for name, title in CONDITIONS.items():
-            values = {str(condition[name]) for record in records for condition in record["conditions"]}
+        conditions = [condition for record in records for condition in record["conditions"]]
+        for name in dict.fromkeys(name for condition in conditions for name in condition if name != FOLLOWS_FROM_NORM):
+            values = {str(condition[name]) for condition in conditions if condition.get(name) is not None}
             if len(values) > 1:
+                title = CONDITIONS.get(name, f"values of {name}")
                 texts.append(f"records of different {title} ({', '.join(sorted(values))}), which round differently")
+        for cell, seeds in part.dropped.items():
+            numbers = ", ".join(map(str, seeds))
+            texts.append(f"no pair for seed{'s' * (len(seeds) > 1)} {numbers} of {cell}: a run is not finished")
         for text in texts:
-            ids_by_text.setdefault(text, []).append(table.id)
-    return [f"{text}: {', '.join(ids)}" for text, ids in ids_by_text.items()]
+            ids_by_text.setdefault(text, []).append(part.id)
+    return [*(f"{text}: {', '.join(ids)}" for text, ids in ids_by_text.items()), *runs.on_other_data()]

@@ -11,7 +11,7 @@ from typing import Any
 from utils.config.registry import DATASETS, NORMS
 from utils.config.resolve import Config, resolve
 from utils.data.stream import StreamSpec
-from utils.errors import DataMissing
+from utils.errors import DataMissing, UsageError
 from utils.files import is_locked
 from utils.run.build import ABSENT, StreamBuilder, epoch_sizes
 from utils.run.code_digest import changed_files, code_digests
@@ -92,12 +92,16 @@ class Runs:
     num_threads: int = 1  # the same for all: rounding must not depend on how many run at a time
     measured: Path = MEASURED
     untrusted: list[str] = field(init=False, default_factory=list)  # a line for every record that does not count
+    _runs: dict[tuple[Any, ...], Run] = field(init=False, default_factory=dict)  # resolving flags takes a while
     _specs: dict[tuple[str, ...], StreamSpec] = field(init=False, default_factory=dict)
     # Time of change and content by path.
     _records: dict[Path, tuple[int, dict[str, Any] | None]] = field(init=False, default_factory=dict)
 
     def of(self, experiment: Experiment, seed: int, **more: Any) -> Run:
-        return self.run_with(self.options(experiment, seed, **more))
+        key = (experiment, seed, *more.items())
+        if key not in self._runs:
+            self._runs[key] = self.run_with(self.options(experiment, seed, **more))
+        return self._runs[key]
 
     def options(self, experiment: Experiment, seed: int, **more: Any) -> dict[str, Any]:
         """Return the flags of an experiment's run, as main.py takes them; `more` are further ones."""
@@ -166,6 +170,29 @@ class Runs:
             self._records[path] = changed, record if record and record["status"] == "finished" else None
         return self._records[path][1]
 
+    def reject_damaged_records(self) -> None:
+        """Raise UsageError if a record below the results folder or kept with the code cannot be trusted."""
+        for path in self._record_paths():
+            self._finished(path.parent)
+        for text in self.untrusted:
+            raise UsageError(f"{text}; restore it, or remove it and run it again")
+
+    def on_other_data(self) -> list[str]:
+        """Return a line for every data set of which records do not count, because they are of other data."""
+        prints: dict[str, set[str]] = {}
+        for (dataset, *_), spec in self._specs.items():
+            prints.setdefault(dataset, set()).add(spec.fingerprint)
+        others: dict[str, list[str]] = {dataset: [] for dataset in prints}
+        for identity in (record["identity"] for record in self.all_records()):
+            if identity["data"] not in prints.get(identity["dataset"], {identity["data"]}):
+                others[identity["dataset"]].append(identity["data"])
+        return [
+            f"{len(found)} records on {dataset} do not count: their data ({', '.join(sorted({*found}))}) are not those "
+            f"in use ({', '.join(sorted(prints[dataset]))}); set --base_path"
+            for dataset, found in others.items()
+            if found
+        ]
+
     def lacks_outcomes(self, run: Run) -> bool:
         """Return whether the run is finished in the results folder without an outcome that is asked for now."""
         record = self._finished(run.folder)
@@ -192,10 +219,13 @@ class Runs:
 
     def all_records(self) -> Iterator[dict[str, Any]]:
         """Yield the record of every finished run below the results folder or kept with the code, of any preset."""
-        paths = [*self.measured.glob("*/record.json"), *Path(self.results_path).glob("runs/*/record.json")]
-        for _, folder in sorted({path.parent.name: path.parent for path in paths}.items()):
+        for _, folder in sorted({path.parent.name: path.parent for path in self._record_paths()}.items()):
             if (record := self._finished(folder)) is not None:
                 yield record
+
+    def _record_paths(self) -> list[Path]:
+        kept, ours = self.measured.glob("*/record.json"), Path(self.results_path).glob("runs/*/record.json")
+        return [*sorted(kept), *sorted(ours)]
 
 
 def expected_seconds(wanted: Iterable[Run], runs: Runs) -> dict[str, float | None]:

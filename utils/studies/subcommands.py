@@ -6,6 +6,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -16,13 +17,14 @@ from utils.errors import UsageError
 from utils.files import write_json
 from utils.run.build import StreamBuilder
 from utils.run.records import BadRecord, read_record, seal_of
-from utils.studies.claims import CLAIMS, judge, words
+from utils.studies.claims import judge_all, summary
 from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.launchers.ray import RayEngine
 from utils.studies.launchers.slurm import SlurmEngine
 from utils.studies.render import write_report
 from utils.studies.repeat import repeat
 from utils.studies.request import set_up
+from utils.studies.results import warnings
 from utils.studies.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, expected_seconds, total_time
 from utils.studies.selection import required_runs
 from utils.studies.sweep import Display, Engine, Outcome, progress_text, sweep
@@ -165,16 +167,19 @@ def launch(wanted: list[Run], total: int, arguments: Namespace, runs: Runs) -> O
 
 def show_claims(arguments: Namespace) -> int:
     _, selection = set_up(arguments)
-    for claim in CLAIMS.values():
-        verdict = judge(claim, selection)
-        statement, source, result, n, difference, interval, wins, cells = words(verdict)
-        print(f"{result:14}{statement} ({source})")
-        if verdict.cells:
-            print(f"{'':14}{difference} {interval} points, n = {n}, wins {wins}, {cells} cells")
+    selection.runs.reject_damaged_records()
+    verdicts = judge_all(selection)
+    for verdict, exploratory in verdicts:
+        print(f"{verdict.verdict:14}{verdict.claim.statement} ({verdict.claim.source})")
+        print(f"{'':14}confirmatory seeds: {summary(verdict)}")
         for name, cell in verdict.fewer.items():
-            print(f"{'':14}not in it: {cell.mean:+.2f} points, n = {cell.n}: {name}")
-        if verdict.cells and verdict.missing:
-            print(f"{'':14}no runs: {'; '.join(verdict.missing)}")
+            print(f"{'':14}not in the mean: {cell.mean:+.2f}, n = {cell.n}: {name}")
+        print(f"{'':14}exploratory seeds: {summary(exploratory)}")
+        missing = [name for name in verdict.missing if name in exploratory.missing]
+        if missing and (verdict.started or exploratory.started):
+            print(f"{'':14}no runs: {'; '.join(missing)}")
+    for text in warnings(chain(*verdicts), selection.runs):
+        log.warning(text)
     return 0
 
 

@@ -32,7 +32,7 @@ from utils.studies.results import Result, Table, tabulate, warnings
 from utils.studies.runs import MEASURED, Runs
 from utils.studies.selection import Selection, required_runs
 from utils.studies.study import STUDIES, read_study
-from utils.tables import markdown_table
+from utils.tables import markdown_table, markdown_text
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "evidence.md"
@@ -85,8 +85,8 @@ def render(template: str, selection: Selection, **values: Any) -> str:
     filters: dict[str, Any] = {
         "fill": lambda text: textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False),
         "hours": lambda records: f"{sum(record['wall_seconds'] for record in records) / 3600:.1f}",
-        "threads": threads, "difference": difference, "interval": lambda paired: paired.interval_text(1),
-        "numbers": lambda paired: paired.text(1),
+        "text": markdown_text, "threads": threads, "difference": difference,
+        "interval": lambda paired: paired.interval_text(1), "numbers": lambda paired: paired.text(1),
     }  # fmt: skip
     env.filters |= filters
     return env.get_template(template).render(records=finished(selection), **values).rstrip("\n") + "\n"
@@ -190,8 +190,9 @@ def finished_part(table: Table) -> str:
     results = {key: result for key, result in table.results.items() if result.n}
     rows = [row for row in table.rows if any(row == key[0] for key in results)]
     columns = [column for column in table.columns if any(column == key[1] for key in results)]
-    lines = [(row[1], *(number(results.get((row, column))) for column in columns)) for row in rows]
-    return markdown_table(("", *map(", ".join, columns)), lines) if rows else ""
+    lines = [(markdown_text(row[1]), *(number(results.get((row, column))) for column in columns)) for row in rows]
+    head = ["", *(markdown_text(", ".join(column)) for column in columns)]
+    return markdown_table(head, lines) if rows else ""
 
 
 def own_plans(measured: Path) -> Iterator[tuple[Plan, Selection]]:

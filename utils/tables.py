@@ -31,6 +31,14 @@ def aligned(rows: list[list[str]], others: str = "right") -> str:
     return tabulate.tabulate(rows, tablefmt="plain", colalign=alignment, disable_numparse=True)
 
 
+_MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_[]<>|&~$"})
+
+
+def markdown_text(text: str) -> str:
+    """Return a text, such as a name that a user has chosen, as Markdown shows it letter by letter."""
+    return text.translate(_MARKDOWN)
+
+
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown, its first column to the left, the others to the right."""
     lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]

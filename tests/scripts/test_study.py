@@ -1,6 +1,7 @@
 """Studies as TOML files: from a file to a report, with a plug-in norm, killed and resumed; variants; mistakes."""
 
 import csv
+import html
 import os
 import signal
 import subprocess
@@ -10,12 +11,21 @@ from pathlib import Path
 import pytest
 
 from scripts.reproduce import main as reproduce
+from tests.scripts.records import finish
 from tests.scripts.sweeps import wait_for
+from utils.config.parser import parse
+from utils.config.resolve import resolve
 from utils.errors import UsageError
+from utils.figures.catalogue import forest_of
+from utils.figures.style import save
 from utils.run.records import read_record
+from utils.studies import render
 from utils.studies.plans import PLANS
 from utils.studies.presets import SMOKE
 from utils.studies.request import with_also
+from utils.studies.results import tabulate
+from utils.studies.runs import Runs
+from utils.studies.selection import Selection
 from utils.studies.study import read_study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,11 +108,14 @@ def test_from_toml_to_report_killed_and_continued(study):
 
 
 def test_values_are_those_of_flags(tmp_path):
-    study = read_study(write(tmp_path, 'model = "derpp"\nlr_milestones = [3, 4]\ndebug_mode = true', "lr = [0.1, 1]"))
+    common = 'model = "derpp"\nlr_milestones = [3, 4]\ndebug_mode = true\ndrop_last = false'
+    study = read_study(write(tmp_path, common, "lr = [0.1, 1]"))
     experiments = dict.fromkeys(cell.experiment for cell in study.plans()["other"].cells(None))
     first, second = (dict(experiment.flags) for experiment in experiments)
     assert (first["lr"], second["lr"]) == (0.1, 1.0)
-    assert (first["lr_milestones"], first["debug_mode"]) == ((3, 4), True)
+    assert (first["lr_milestones"], first["debug_mode"], first["drop_last"]) == ((3, 4), True, False)
+    run = Runs(study.preset()).of(next(iter(experiments)), 0)
+    assert resolve(parse(run.command())) == run.config
 
 
 def write(folder: Path, common: str, vary: str, rest: str = "") -> Path:
@@ -155,6 +168,33 @@ def test_variants_are_differences_to_their_baselines(tmp_path):
         ('model = "er"\nlearning = 1', "lr = [1]", "", "--learning"),
         ('model = "er"', "lr = [1]", 'variant = [{ name = "x" }]', "[[variant]]"),
         ('model = "er"', "lr = [1]", "with = [{ when = {} }]", "[[with]]"),
+        # two rows that are the same run, and flags that do not identify one
+        ('model = "er"', "seed = [0, 1]", "", "seeds"),
+        ('model = "er"\nseed = 1', "lr = [1]", "", "seeds"),
+        ('model = "er"', "num_threads = [1, 2]", "", "num_threads"),
+        ('model = "er"\nnum_threads = 2', "lr = [1]", "", "num_threads"),
+        ('model = "er"', "lr = [0.1, 0.10]", "", "same run"),
+        ('model = "er"', 'replay_forward = ["auto", "joint"]', "", "same run"),
+        ('model = "er"', "lr = [1]", 'variant = [{ name = "x", flags = {}, baseline = { norm = "bn" } }]', "itself"),
+        # values of another form
+        ('model = "er"', "lr = [2020-01-01]", "", "lr"),
+        ('model = "er"', "lr = [nan]", "", "lr"),
+        ('model = "er"', "lr = [{ a = 1 }]", "", "lr"),
+        ('model = "er"\nlr = { a = 1 }', "batch_size = [1]", "", "lr"),
+        ("", "model = [1]", "", "model"),
+        ('model = "er"', "help = [true]", "", "--help"),
+        ('model = "er"', "variant = ['x']", "", "--variant"),
+        ('model = "er"', "lr = [1]", "variant = [1]", "[[variant]]"),
+        ('model = "er"', "lr = [1]", "variant = [{ name = 1, flags = {} }]", "name"),
+        ('model = "er"', "lr = [1]", 'variant = [{ name = "x", flags = 1 }]', "flags"),
+        ('model = "er"', "lr = [1]", "rows = [1]", "rows"),
+        ('model = "er"', "lr = [1]", "metrics = [[1]]", "metrics"),
+        ('model = "er"', "lr = [1]", 'title = "a\\nb"', "title"),
+        # too many
+        ('model = "er"', f"lr = {list(range(10_001))}", "", "10,000"),
+        ('model = "er"', f"lr = {list(range(101))}\nbuffer_size = {list(range(1, 101))}", "", "10,000"),
+        ('model = "er"', "lr = [1]", f"seeds = {list(range(10_001))}", "10,000"),
+        ('model = "er"', f"lr_milestones = [{list(range(1001))}]", "", "1,000"),
     ],
 )
 def test_mistakes_are_reported_with_the_file(tmp_path, common, vary, rest, keyword):
@@ -167,7 +207,48 @@ def test_mistakes_are_reported_with_the_file(tmp_path, common, vary, rest, keywo
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(("content", "words"), [("[", []), (None, []), (STUDY, ["table2"])])
+@pytest.mark.parametrize("name", ["table2", "Report", "smoke", "core", "confirm-mnist", "index", "a b", "x{y}"])
+def test_a_name_cannot_replace_another_report(tmp_path, name):
+    path = write(tmp_path, 'model = "er"', "lr = [1]").rename(tmp_path / f"{name}.toml")
+    with pytest.raises(UsageError, match="rename"):
+        read_study(path)
+
+
+def test_a_study_of_the_same_name_does_not_replace_the_report(tmp_path, capsys):
+    paths = []
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        paths.append(write(tmp_path / folder, 'model = "er"', "lr = [1]"))
+    words = ["--results_path", str(tmp_path)]
+    assert [reproduce(["report", str(path), *words]) for path in (paths[0], paths[1], paths[0])] == [0, 2, 0]
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    paths[0].unlink()
+    assert reproduce(["report", str(paths[1]), *words]) == 0
+
+
+ODD = r"a_b & 5% of {x} \ $y$ | *z* <i> ~"
+IN_MARKDOWN = r"a\_b \& 5% of {x} \\ \$y\$ \| \*z\* \<i\> \~"
+IN_LATEX = r"a\_b \& 5\% of \{x\} \textbackslash{} \$y\$ | *z* \textless{}i\textgreater{} \textasciitilde{}"
+
+
+def test_titles_and_names_are_shown_letter_by_letter(tmp_path):
+    path = tmp_path / "other.toml"
+    variants = "".join(f"[[variant]]\nname = '{ODD} {lr}'\nflags = {{ lr = {lr} }}\n" for lr in (0.1, 0.2))
+    head = f"title = '{ODD}'\nmetrics = ['class_il_faa']\ncompare = {{ variant = '{ODD} 0.1' }}\n"
+    path.write_text(f'{head}{variants}[common]\nmodel = "er"\ndataset = "seq-digits"\n')
+    study = read_study(path)
+    chosen = Selection("fixed", Runs(study.preset(), str(tmp_path), measured=tmp_path), study.seeds)
+    for cell in study.plans()["other"].cells(study.preset()):
+        finish(chosen.final(cell.experiment)[0], 50.0)
+    table = tabulate(study.plans()["other"], chosen)
+    assert render.markdown(table).count(IN_MARKDOWN) == render.latex(table).count(IN_LATEX) == 3  # title and two rows
+    forest = forest_of(study.plans()["other-gains"])
+    assert save(lambda: forest.draw(chosen), tmp_path, "figure", ["svg"])
+    assert f"{ODD} 0.2" in html.unescape((tmp_path / "figure.svg").read_text())
+
+
+@pytest.mark.parametrize(("content", "words"), [("[", []), ("a = " + "[" * 10_000, []), (None, []), (STUDY, ["table2"]),
+                                                ("plugins = 3", [])])  # fmt: skip
 def test_refused_requests_are_one_line(tmp_path, capsys, content, words):
     path = tmp_path / "x.toml"
     if content:

@@ -103,12 +103,17 @@ def forest(panels: dict[str, dict[str, Paired]]) -> Drawing | None:
             axes.plot(paired.differences, [place] * paired.n, "|", color=colour, markersize=4, alpha=0.6)
             axes.plot(paired.mean, place, "o", color=colour, markersize=3.5)
         axes.axvline(0, color=ink(), linewidth=0.6)
-        axes.set_title(title)
+        axes.set_title(literal(title))
         axes.locator_params(axis="x", nbins=4)
     figure.supxlabel("points, 95 % interval", fontsize="medium")  # once: under narrow panels they would meet
-    row[0].set_yticks(range(len(names)), names)
+    row[0].set_yticks(range(len(names)), map(literal, names))
     row[0].set_ylim(len(names) - 0.5, -0.5)
     return figure
+
+
+def literal(text: str) -> str:
+    """Return a name that a user may have chosen, without what Matplotlib takes for a formula."""
+    return text.replace("$", r"\$")
 
 
 def after_each_task(selection: Selection) -> Drawing | None:

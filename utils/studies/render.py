@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas
 
+from utils.errors import UsageError
 from utils.packages import import_or_usage_error
 from utils.run.code_digest import shortened
 from utils.studies.claims import HEAD, Verdict, judge_all, words
@@ -24,7 +25,7 @@ from utils.studies.plans import METHODS, PLANS, SETTINGS, Plan, title_of
 from utils.studies.request import set_up
 from utils.studies.results import NOTABLE, Result, Table, tabulate, warnings
 from utils.studies.selection import Selection
-from utils.tables import duration, markdown_table
+from utils.tables import duration, markdown_table, markdown_text
 
 MISSING = "missing"
 TITLE = "AdaB²N: the paper and our runs"
@@ -116,14 +117,18 @@ def frame_of(
 
 
 def markdown(table: Table, scale: str = "") -> str:
-    frame = frame_of(table, markdown_cell, str)
+    frame = frame_of(table, markdown_cell, markdown_text)
     caption = f"*In the paper: {table.caption}*" if table.caption else ""
-    content = markdown_table(["", *map(", ".join, table.columns)], frame.itertuples(name=None))
-    parts = [f"## {table.id}: {table.title}", caption, f"*{scale}*" if scale else "", content, table.note]
+    head = ["", *(markdown_text(", ".join(column)) for column in table.columns)]
+    content = markdown_table(head, frame.itertuples(name=None))
+    title, scale = markdown_text(f"{table.id}: {table.title}"), f"*{markdown_text(scale)}*" if scale else ""
+    parts = [f"## {title}", caption, scale, content, table.note]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
 TEX = str.maketrans({
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "±": r"\textpm ", "κ": r"$\kappa$", "λ": r"$\lambda$", "²": "$^2$", "%": r"\%", "&": r"\&", "_": r"\_",
     "Δ": r"$\Delta$", "–": "--", "#": r"\#",
 })  # fmt: skip
@@ -198,8 +203,8 @@ def html(report: Report, folder: Path) -> str:
 
 
 def page_of_markdown(report: Report) -> str:
-    parts = [f"# {TITLE}\n", *(f"{fact}\n" for fact in report.facts)]
-    parts += [f"- warning: {text}\n" for text in report.problems]
+    parts = [f"# {TITLE}\n", *(f"{markdown_text(fact)}\n" for fact in report.facts)]
+    parts += [f"- warning: {markdown_text(text)}\n" for text in report.problems]
     if report.verdicts:
         parts += [f"## {CLAIMS_TITLE}\n", markdown_table(HEAD, starmap(words, report.verdicts))]
     return "\n".join([*parts, *(markdown(table, report.scale) for table in report.tables)])
@@ -231,6 +236,8 @@ def write_report(arguments: Namespace) -> int:
     problems = warnings([*tables, *chain(*verdicts)], selection.runs)
     folder = Path(arguments.output or Path(arguments.results_path) / "reports" / preset.name)
     folder.mkdir(parents=True, exist_ok=True)
+    if arguments.ids[0].endswith(".toml"):
+        note_study(Path(arguments.ids[0]), folder)
     pictures = draw_figures(plans, selection, folder / "figures", scale)
     report = Report(tables, facts, problems, verdicts, pictures, scale)
     files = {"report.md": page_of_markdown(report), "report.csv": as_csv(tables), "report.html": html(report, folder)}
@@ -244,6 +251,14 @@ def write_report(arguments: Namespace) -> int:
     print(f"{filled} of {len(cells)} cells complete, {len(pictures)} figures")
     print(f"report: {folder / 'report.html'}")
     return 0
+
+
+def note_study(path: Path, folder: Path) -> None:
+    """Write down whose report the folder has; raise UsageError if it has that of another study of the same name."""
+    note = folder / "study.txt"
+    if note.exists() and (other := Path(note.read_text().strip())) != path.resolve() and other.exists():
+        raise UsageError(f"{folder} has the report of {other}; set --output, or rename {path}")
+    note.write_text(f"{path.resolve()}\n")
 
 
 def provenance(tables: list[Table]) -> list[str]:

@@ -42,11 +42,13 @@ class Run:
         """Return the words after `main.py`."""
         words: list[str] = []
         for name, value in self.options.items():
+            if value is False:  # a flag that is not set
+                continue
             words.append(f"--{name}")
             if name == "plugins":
                 words += value
             elif value is not True:
-                words.append(",".join(value) if isinstance(value, tuple | list) else str(value))
+                words.append(",".join(map(str, value)) or "none" if isinstance(value, tuple | list) else str(value))
         return words
 
     @property

@@ -7,6 +7,9 @@ each) instead of their own.
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache, partial
@@ -17,10 +20,11 @@ from typing import Any
 from utils.config.loop_options import LARGEST_SEED
 from utils.config.parser import parse
 from utils.config.registry import close_matches
-from utils.config.resolve import resolve
+from utils.config.resolve import SELECTORS, identity_options, new_names, number_options, options_by_name, resolve
 from utils.errors import UsageError
-from utils.studies.plans import DOMAIN_IL, METHODS, SETTINGS, Cell, Experiment, Plan, title_of
-from utils.studies.presets import Preset, PresetDataset
+from utils.studies.confirm import CONFIRM
+from utils.studies.plans import DOMAIN_IL, METHODS, PLANS, SETTINGS, Cell, Experiment, Plan, title_of
+from utils.studies.presets import PRESETS, Preset, PresetDataset
 from utils.tables import METRICS, TITLES
 
 KEYS = {
@@ -30,6 +34,8 @@ KEYS = {
 KINDS = {str: "text", list: "list", dict: "table"}
 OWN_DATA = "study"  # the key of the data set of a study that names its own
 PAIRED = "Differences in percentage points, paired by seed."
+MOST_RUNS = 10_000  # of a study; more is a slip
+LONGEST_LIST = 1000  # of values of one flag
 
 KNOWN_METRICS = {f"{setting}_{metric}": (setting, metric) for setting in (*SETTINGS, DOMAIN_IL) for metric in METRICS}
 
@@ -119,8 +125,12 @@ def _text(name: str, value: Any) -> str:
 
 def flag_value(name: str, value: Any) -> Any:
     """Return a flag's value as the command line reads it."""
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return _parsed(f"--{name}" if value is True else f"--{name}={text}")[name]
+    if isinstance(value, bool):
+        word = f"--{name}"
+    else:
+        word = f"--{name}={','.join(map(str, value)) or 'none' if isinstance(value, list) else value}"
+    values = _parsed(word)
+    return values[name if name in values else new_names()[name]] if value is not False else False
 
 
 _parsed = cache(lambda word: parse([word]))
@@ -132,27 +142,29 @@ _parsed = cache(lambda word: parse([word]))
 def _content(path: Path) -> Values:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no TOML file: {error}") from None
 
 
 def named_plugins(path: Path) -> list[str]:
     """Return the plug-ins that the file names, folders as absolute paths. Its flags are checked after loading them."""
-    names = map(str, _content(path).get("plugins", []))
+    names = _content(path).get("plugins", [])
+    _require(_is_list_of_text(names), f"{path}: plugins must be a list of folders or modules")
     return [str((path.parent / name).resolve()) if (path.parent / name).is_dir() else name for name in names]
 
 
 def read_study(path: Path) -> TomlStudy:
+    """Return the study in a file; raise UsageError, before anything runs, if it cannot be run as it is."""
     content = _content(path)
     try:
+        _check_name(path.stem)
         _check(content)
         study = TomlStudy(path, content)
         _require(sorted([*study.rows, *study.columns]) == sorted(study.varying),
                  f"rows and columns together must be what varies, each once: {', '.join(study.varying)}")  # fmt: skip
-        for plan in study.plans().values():  # mistakes in flags show before anything runs
-            for cell in plan.cells(study.preset()):
-                for experiment in cell.comparison.experiments:
-                    resolve(dict(experiment.flags) | {"model": experiment.model, "norm": experiment.norm})
+        n_runs = math.prod(map(len, [*study.vary.values(), study.variants or [""], study.seeds]))
+        _require(n_runs <= MOST_RUNS, f"{n_runs:,} runs; a study has at most {MOST_RUNS:,}")
+        _check_runs(study)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     return study
@@ -163,18 +175,51 @@ def _require(condition: object, message: str) -> None:
         raise UsageError(message)
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and bool(value.strip())
+
+
+def _is_list_of_text(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _check_name(name: str) -> None:
+    """Raise a UsageError if a report of this name would replace another one, or cannot be a file's."""
+    reserved = {"all", "studies", "confirm", "report", "index", *PRESETS, *PLANS, *STUDIES, *CONFIRM}
+    _require(name.lower() not in reserved, f"a report called {name} is not a study's; rename the file")
+    _require(
+        re.fullmatch(r"\w[\w.-]{0,99}", name), "a study's file name has letters, digits and _.- only; rename the file"
+    )
+
+
 def _check(content: Values) -> None:
     """Raise a UsageError if a key is unknown or its value has another form than it must have."""
     for name, value in content.items():
         _require(name in KEYS, f"unknown key {name!r}{close_matches(name, sorted(KEYS))}")
         _require(isinstance(value, KEYS[name]), f"{name} must be a {KINDS[KEYS[name]]}")
+    _require(_is_text(content.get("title", "-")), "title must be one line of text")
+    for name in ("rows", "columns", "metrics"):
+        texts = content.get(name, ["-"])
+        _require(_is_list_of_text(texts) and len({*texts}) == len(texts), f"{name} must be a list of different names")
     vary, seeds, variants = content.get("vary", {}), content.get("seeds", [0]), content.get("variant", [])
+    known = {*SELECTORS, *options_by_name(), *new_names()}
     for name, values in vary.items():
         _require(isinstance(values, list) and values, f"vary.{name} must be a list of values, such as [1, 2]")
         _require(name not in content.get("common", {}), f"{name} stands under [common] and under [vary]")
-    for key, needed in (("variant", {"name", "flags"}), ("with", {"when", "flags"})):
-        complete = all(needed <= {*table} <= needed | {"baseline"} for table in content.get(key, []))
-        _require(complete, f"every [[{key}]] needs {' and '.join(sorted(needed, reverse=True))}")
+        _require(len(values) <= MOST_RUNS, f"vary.{name} has {len(values):,} values; a study has at most {MOST_RUNS:,}")
+        for value in values:
+            _check_flags("vary", {name: value}, known)
+    _check_flags("common", content.get("common", {}), known)
+    for key, needed, optional in (("variant", {"name", "flags"}, {"baseline"}), ("with", {"when", "flags"}, set())):
+        for table in content.get(key, []):
+            complete = isinstance(table, dict) and needed <= {*table} <= needed | optional
+            _require(complete, f"every [[{key}]] needs {' and '.join(sorted(needed, reverse=True))}")
+            for part, flags in table.items():
+                if part == "name":
+                    _require(_is_text(flags), "the name of a [[variant]] must be one line of text")
+                else:
+                    _require(isinstance(flags, dict), f"{part} of a [[{key}]] must be a table, such as {{ lr = 0.1 }}")
+                    _check_flags(key, flags, known)
     _require(vary or variants, "nothing varies; put flags with lists of values under [vary], or write [[variant]]")
     names = [variant["name"] for variant in variants]
     _require(len({*names}) == len(names), "every [[variant]] needs a name of its own")
@@ -189,6 +234,48 @@ def _check(content: Values) -> None:
     for name, value in compare.items():
         varies = value in (vary | {"variant": names}).get(name, [])
         _require(varies, f"compare: {name} = {value!r} is not among what varies")
+
+
+def _check_flags(where: str, flags: Values, known: set[str]) -> None:
+    """Raise a UsageError for a name that is no flag, and for a value that no flag can have."""
+    for name, value in flags.items():
+        _require(name in known, f"{where}: unknown flag --{name}{close_matches(name, sorted(known))}")
+        _require(name != "seed", f"{where}: seed is no flag of a study; write seeds = [0, 1] at the top of the file")
+        if name in SELECTORS:
+            _require(_is_text(value), f"{where}: {name} must be a name")
+            continue
+        values = value if isinstance(value, list) else [value]
+        _require(len(values) <= LONGEST_LIST, f"{where}: {name} has {len(values):,} values; at most {LONGEST_LIST:,}")
+        valid = all(_is_text(each) or isinstance(each, int) or (isinstance(each, float) and math.isfinite(each))
+                    for each in values)  # fmt: skip
+        _require(valid, f"{where}: {name} must be text, true, false or a number, or a list of these")
+
+
+def _check_runs(study: TomlStudy) -> None:
+    """Raise a UsageError if flags contradict each other, do not identify a run, or two rows describe the same run."""
+    names = new_names()
+    identities: dict[Experiment, str] = {}
+    titles: dict[tuple[Any, ...], str] = {}
+    for plan in study.plans().values():
+        for cell in plan.cells(study.preset()):
+            for experiment in cell.comparison.experiments:
+                if experiment in identities:
+                    continue
+                flags = dict(experiment.flags)
+                config = resolve(flags | {"model": experiment.model, "norm": experiment.norm})
+                numbers = {*number_options(config), "fidelity"}  # which sets options that identify a run
+                for name in flags:
+                    _require(names.get(name, name) in numbers, f"--{name} does not identify a run; remove it")
+                identities[experiment] = json.dumps(identity_options(config), sort_keys=True, default=str)
+            runs = tuple(identities[experiment] for experiment in cell.comparison.experiments)
+            title = f"{cell.row}, {', '.join(cell.column)}"
+            _require(len({*runs}) == len(runs), f"{title}: the difference of a run to itself")
+            other = titles.get((plan.id, cell.metric, runs))
+            _require(
+                other is None, f"{other!r} and {title!r} are the same run; rows must differ in what identifies a run"
+            )
+            _require((plan.id, title) not in titles, f"two rows are called {title!r}")
+            titles |= {(plan.id, cell.metric, runs): title, (plan.id, title): title}
 
 
 _IDS = ("core", "batching", "cn-affine", "parts", "switches", "kappa-lambda", "divergence", "anytime", "weights")

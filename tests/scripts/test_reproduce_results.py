@@ -236,6 +236,14 @@ def test_claims_and_reports_warn_alike(tmp_path, capsys, monkeypatch, command):
         assert len([line for line in lines if text in line]) == 1, text
 
 
+def test_different_contents_of_a_data_set_are_named(tmp_path):
+    chosen, table = finished_table4(tmp_path)
+    identity = next(iter(table.records.values()))["identity"]
+    identity["data"] = "of another folder"
+    line, *_ = warnings([table], chosen.runs)
+    assert "of another folder" in line
+
+
 def test_a_metric_that_runs_lack_is_missing(tmp_path):
     chosen = selection(tmp_path, SMOKE, (0,))
     cell = Cell("", "a", ("x",), Experiment("er", "bn", "cifar10", 50), ("results", "class_il", "metrics", "ncm"))

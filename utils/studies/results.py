@@ -104,7 +104,7 @@ class Table:
     texts: dict[str, dict[Column, str]] = field(default_factory=dict)  # further rows, as text
     numbers: dict[tuple[str, Column], dict[str, float]] = field(default_factory=dict)  # the numbers in these texts
     records: dict[str, dict[str, Any]] = field(default_factory=dict)  # of all runs of the table, by name
-    dropped: dict[str, list[int]] = field(default_factory=dict)  # by row, seeds that only some of its runs have
+    dropped: dict[str, list[int]] = field(default_factory=dict)  # by cell, seeds that only some of its runs have
 
     @property
     def caption(self) -> str:
@@ -132,7 +132,7 @@ def tabulate(plan: Plan, selection: Selection) -> Table:
     preset, selection = selection.runs.preset, selection.for_plan(plan)
     results = {((cell.group, cell.row), cell.column): evaluate(cell, selection) for cell in plan.cells(preset)}
     records = {record["run"]: record for result in results.values() for record in result.records}
-    dropped = {result.cell.row: seeds for result in results.values()
+    dropped = {", ".join([result.cell.row, *result.cell.column]): seeds for result in results.values()
                if result.n and (seeds := dropped_seeds(result.cell.comparison, selection))}  # fmt: skip
     table = Table(plan.id, plan.title, preset, results, plan.note, records=records, dropped=dropped)
     if plan.id == "table10":
@@ -253,6 +253,12 @@ def warnings(parts: Iterable[Part], runs: Runs) -> list[str]:
             if len(values) > 1:
                 title = CONDITIONS.get(name, f"values of {name}")
                 texts.append(f"records of different {title} ({', '.join(sorted(values))}), which round differently")
+        contents: dict[str, set[str]] = {}
+        for identity in (record["identity"] for record in records):
+            contents.setdefault(identity["dataset"], set()).add(identity["data"])
+        for dataset, prints in contents.items():
+            if len(prints) > 1:
+                texts.append(f"records on different contents of {dataset} ({', '.join(sorted(prints))})")
         for cell, seeds in part.dropped.items():
             numbers = ", ".join(map(str, seeds))
             texts.append(f"no pair for seed{'s' * (len(seeds) > 1)} {numbers} of {cell}: a run is not finished")

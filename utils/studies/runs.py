@@ -189,10 +189,10 @@ class Runs:
             if identity["data"] not in prints.get(identity["dataset"], {identity["data"]}):
                 others[identity["dataset"]].append(identity["data"])
         return [
-            f"{len(found)} records on {dataset} do not count: their data ({', '.join(sorted({*found}))}) are not those "
+            f"{len(data)} records on {dataset} do not count: their data ({', '.join(sorted({*data}))}) are not those "
             f"in use ({', '.join(sorted(prints[dataset]))}); set --base_path"
-            for dataset, found in others.items()
-            if found
+            for dataset, data in others.items()
+            if data
         ]
 
     def lacks_outcomes(self, run: Run) -> bool:

@@ -271,9 +271,7 @@ def _check_runs(study: TomlStudy) -> None:
             title = f"{cell.row}, {', '.join(cell.column)}"
             _require(len({*runs}) == len(runs), f"{title}: the difference of a run to itself")
             other = titles.get((plan.id, cell.metric, runs))
-            _require(
-                other is None, f"{other!r} and {title!r} are the same run; rows must differ in what identifies a run"
-            )
+            _require(other is None, f"{other!r} and {title!r} are the same run; let them differ in a flag that counts")
             _require((plan.id, title) not in titles, f"two rows are called {title!r}")
             titles |= {(plan.id, cell.metric, runs): title, (plan.id, title): title}
 

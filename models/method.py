@@ -10,7 +10,8 @@ A run can be killed at any time and is resumed from a checkpoint, which holds th
 optimizer, the buffer and the method's `state_dict`. Three rules follow:
 
 - What a hook leaves in attributes belongs into `state_dict`.
-- Every random draw comes from `generator(seed, name, *index.address)`.
+- Random draws come from `generator(seed, name, *index.address)`, or from the global generators of torch, numpy and
+  Python, which are seeded before every step, hook and evaluation.
 - A resumed run repeats the steps after its checkpoint, and a `begin_task` or `end_task` that was not over. Such a hook
   starts from the state before it.
 

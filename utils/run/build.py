@@ -13,7 +13,7 @@ from backbone.norms import NormFactory
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry
 from utils.data.augment import Augment
 from utils.data.buffer import Buffer
-from utils.data.random import torch_seed
+from utils.data.random import global_generators_restored, seed_global_generators, torch_seed
 from utils.data.stream import Stream, StreamSpec
 from utils.errors import UsageError
 from utils.run.eval_statistics import batch_stat_layers
@@ -42,6 +42,7 @@ class StreamBuilder:
         """With a given fingerprint, the data need not be there yet."""
         self.config, self.dataset = config, DATASETS.get(config.dataset).build()
         self.dataset.given_fingerprint = fingerprint
+        seed_global_generators(0, "data")  # data do not depend on the run
         self.whole: StreamSpec = self.dataset.spec(config)
         self.n_tasks = config.stop_after or self.whole.n_tasks
         if self.n_tasks > self.whole.n_tasks:
@@ -51,6 +52,7 @@ class StreamBuilder:
         check_together(config, self.spec)
 
     def stream(self, device: torch.device) -> Stream:
+        seed_global_generators(0, "data")
         with oom_as_usage_error("the data"):
             stream = self.dataset.stream(self.config, self.whole)
             if self.is_cut:
@@ -79,7 +81,8 @@ def build_network(config: Config, spec: StreamSpec, device: torch.device, weight
     """Return a network with the same weights on every device (none on meta); `weights` names the random draw."""
     norm, backbone = NORMS.get(config.norm), BACKBONES.get(config.backbone)
     is_meta = device.type == "meta"
-    with torch.random.fork_rng(devices=[]), device if is_meta else torch.device("cpu"):
+    with global_generators_restored(), device if is_meta else torch.device("cpu"):
+        seed_global_generators(config.seed, weights)
         torch.manual_seed(torch_seed(config.seed, weights))
         factory = NormFactory(norm, option_values(norm, config))
         try:
@@ -109,6 +112,7 @@ def build_method(config: Config, spec: StreamSpec, net: Network, device: torch.d
             logits_dtype = dtype if method_type.stores_logits else None
             buffer = Buffer(config.buffer_size, policy, spec, device, logits_dtype=logits_dtype)
         new_network = partial(build_network, config, spec, device)
+        seed_global_generators(config.seed, "method")
         method = method_type(net, config, spec, build_augment(config, spec, device), buffer, new_network)
     if config.compile:
         from models.compiled_step import CompiledStep

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from models.method import Method
+from utils.data.random import seed_global_generators
 from utils.data.stream import Stream, StreamSpec
 from utils.run.eval_statistics import eval_statistics_applied, evaluation_batch_size, in_test_order
 
@@ -27,6 +28,7 @@ def evaluate(
     classes there is only `domain_il`. In the confusion matrix true classes are rows, predictions among all classes
     columns. `statistics` replaces `--eval_statistics`.
     """
+    seed_global_generators(method.config.seed, "evaluation")
     method.net.eval()
     tasks, n_classes = list(tasks), stream.spec.n_classes
     confusion = torch.zeros(n_classes, n_classes, dtype=torch.int64, device=method.augment.scale.device)

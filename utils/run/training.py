@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from models.method import Method
+from utils.data.random import seed_global_generators
 from utils.data.stream import Stream
 from utils.errors import TOO_FEW_VALUES, RunFailed
 from utils.run import metrics
@@ -120,6 +121,7 @@ class Training:
         return time.monotonic() - self.started - self.evaluation_seconds
 
     def begin_task(self) -> None:
+        seed_global_generators(self.config.seed, "begin_task", self.cursor.task)
         self.method.grow()
         self.method.begin_task(self.cursor.task, self.stream)
 
@@ -139,6 +141,7 @@ class Training:
         self.signals.check()
         if self.cursor.ended:
             return
+        seed_global_generators(self.config.seed, "end_task", self.cursor.task)
         self.method.end_task(self.cursor.task, self.stream)
         self.cursor.ended = True
         if self.checkpoints and type(self.method).end_task is not Method.end_task:
@@ -148,6 +151,7 @@ class Training:
     def _train_epoch(self) -> bool:
         """Train on the rest of an epoch; return False if the task has no steps left."""
         config, cursor, method, checkpoints = self.config, self.cursor, self.method, self.checkpoints
+        seed_global_generators(config.seed, "epoch", cursor.task, cursor.epoch)
         extra = method.extra_task_samples(cursor.task)
         size = self.stream.train_sizes[cursor.task] + (len(extra) if extra else 0)
         per_epoch = batches_per_epoch(config, size)
@@ -183,6 +187,7 @@ class Training:
         cursor, method = self.cursor, self.method
         for iteration in range(self.iterations):
             index = StepIndex(cursor.task, cursor.step, cursor.epoch, iteration, iteration == self.iterations - 1)
+            seed_global_generators(self.config.seed, "step", *index.address)
             step = method.runner.skip_unnormalizable_batch(len(batch), partial(method.step, batch, index))
             skipped = step is None
             step = step or Step(replace(index, last=True), {CURRENT: batch})
@@ -230,7 +235,8 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         method = self.method
-        for _ in range(state["tasks_begun"]):
+        for task in range(state["tasks_begun"]):
+            seed_global_generators(self.config.seed, "begin_task", task)
             method.grow()
         method.net.load_state_dict(state["net"])
         for name, parameter in method.net.named_parameters():
@@ -309,7 +315,9 @@ class Training:
         seconds = self._training_seconds()  # before the evaluations that follow
         config, method, confusion = self.config, self.method, self.confusion.tolist()
         last_rows = {setting: rows[-1] for setting, rows in self.rows.items()}
+        seed_global_generators(config.seed, "embedding_eval")
         embedding = embedding_accuracies(method, self.stream) if config.embedding_eval else {}
+        seed_global_generators(config.seed, "final_statistics")
         statistics = final_statistics(method, self.stream, last_rows) if config.final_statistics else {}
         results: dict[str, dict[str, Any]] = {}
         for setting, rows in self.rows.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from utils.config.options import ByFidelity, Option, Rule, SameAs, choice, flag, integer, invalid, number, share, subset
 from utils.config.plugins import PLUGINS_VARIABLE
-from utils.config.registry import MODELS, NORMS
+from utils.config.registry import MODELS, NORMS, RESERVED_OPTIONS
 from utils.errors import UsageError
 
 # Options that no longer exist. In an old configuration file or record they are ignored with a note.
@@ -201,3 +201,5 @@ RULES = (
 )
 
 GROUPS = {"the run": RUN, "training": TRAINING, "output": OUTPUT, "memory buffer and replay": BUFFER}
+for _options in GROUPS.values():
+    RESERVED_OPTIONS.update({option.name: "loop" for option in _options})

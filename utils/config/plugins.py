@@ -2,6 +2,7 @@
 
 Every file of a folder is imported as a module of a package named after the folder, so that the files may import each
 other with `from . import`. A module is imported by its name. Both register their parts as the project's own files do.
+A file of a folder that cannot be imported is named in a warning; the others are used.
 """
 
 import argparse
@@ -15,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from utils.config.registry import REGISTRIES
+from utils.config.registry import FAILED_FILES, REGISTRIES
+from utils.console import log
 from utils.errors import UsageError
 
 PLUGINS_VARIABLE = "ADAB2N_PLUGINS"
@@ -57,13 +59,23 @@ def _load_folder(folder: Path) -> None:
     package.__path__ = [os.fspath(folder)]
     sys.modules.setdefault(package.__name__, package)
     for path in files:
-        _import(f"{package.__name__}.{path.stem}", os.fspath(path))
+        try:
+            _import(f"{package.__name__}.{path.stem}", os.fspath(path))
+            FAILED_FILES.pop(os.fspath(path), None)
+        except UsageError as error:
+            if FAILED_FILES.get(os.fspath(path)) != str(error):  # plug-ins are loaded more than once in a sweep
+                log.warning(f"{error}; its parts are missing")
+            FAILED_FILES[os.fspath(path)] = str(error)
 
 
 def _import(module: str, source: str) -> None:
     try:
         importlib.import_module(module)
     except (Exception, SystemExit) as error:
+        for registry in REGISTRIES:  # what it registered before it failed
+            for name in [entry.name for entry in registry.entries().values() if entry.module == module]:
+                del registry.entries()[name]
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
+        text = " ".join(str(error).split())
         where = f"{source}, line {lines[-1]}" if lines else source
-        raise UsageError(f"--plugins: cannot import {where}: {type(error).__name__}: {error}") from error
+        raise UsageError(f"--plugins: cannot import {where}: {type(error).__name__}: {text}") from error

@@ -5,7 +5,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -13,6 +13,11 @@ from utils.config.options import Option, Rule
 from utils.errors import UsageError
 
 Build = TypeVar("Build", bound=Callable[..., Any])
+
+# Names of options that the loop uses, and the kind of part that may have them; `loop_options` adds its own.
+RESERVED_OPTIONS = {"n_tasks": "dataset", "validation": "dataset", "base_path": "dataset", "norm_impl": "norm"}
+RESERVED_OPTIONS |= dict.fromkeys(("model", "norm", "dataset", "backbone", "seeds", "config", "list", "help"), "loop")
+FAILED_FILES: dict[str, str] = {}  # plug-in files that could not be imported, and why
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Entry:
     rules: tuple[Rule, ...] = ()
     traits: dict[str, Any] = field(default_factory=dict)
     module: str = ""  # the module that registered it
+    ambiguous: str = ""  # says who else registered the name
 
     def has_option(self, name: str) -> bool:
         return any(option.name == name for option in self.options)
@@ -71,16 +77,40 @@ class Registry:
             raise TypeError(f"{self.kind} {name!r}: unknown keyword {unknown[0]!r}{close_matches(unknown[0], known)}")
 
         def add(build: Build) -> Build:
-            if name in self._entries:
-                other = self._entries[name].module
-                raise ValueError(f"{self.kind} {name!r} is registered twice: in {other} and in {module}")
+            if other := self._entries.get(name):
+                message = f"{self.kind} {name!r} is registered twice: in {other.module} and in {module}"
+                self._entries[name] = replace(other, ambiguous=message)
+                raise ValueError(message)
             if self.base and not hasattr(build, self.base[1]):
                 raise TypeError(f"{self.kind} {name!r} must be a class derived from {self.base[0]}")
             line = help or (inspect.getdoc(build) or "").split("\n")[0]
-            self._entries[name] = Entry(name, build, line, options, rules, traits, module)
+            entry = Entry(name, build, line, options, rules, traits, module)
+            self._check_names(entry)
+            self._entries[name] = entry
             return build
 
         return add
+
+    def _check_names(self, new: Entry) -> None:
+        """Raise ValueError if an option is one of the loop, or if a rule of another part could mean two options."""
+        names = [option.name for option in new.options]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{self.kind} {new.name!r} declares option {name!r} twice; remove one")
+            if RESERVED_OPTIONS.get(name, self.kind) != self.kind:
+                raise ValueError(f"{self.kind} {new.name!r} declares option {name!r}, which the loop has; rename it")
+        parts = [(registry.kind, entry) for registry in REGISTRIES for entry in registry._entries.values()]
+        parts.append((self.kind, new))
+        kinds: dict[str, set[str]] = {}  # of the parts that have an option
+        for kind, entry in parts:
+            for option in entry.options:
+                kinds.setdefault(option.name, set()).add(kind)
+        for kind, entry in parts:
+            for name in {name for rule in entry.rules for name in (*rule.values, *rule.when)}:
+                if len(kinds.get(name, ())) > 1 and not entry.has_option(name):
+                    about = f"a rule of {kind} {entry.name!r} is about option {name!r}"
+                    owners = " and a ".join(sorted(kinds[name]))
+                    raise ValueError(f"{about}, which a {owners} would have; rename that of {self.kind} {new.name!r}")
 
     def entries(self) -> dict[str, Entry]:
         if not self._loaded:
@@ -96,8 +126,12 @@ class Registry:
     def get(self, name: str) -> Entry:
         if name not in self.entries():
             close = close_matches(name, self.names())
-            raise UsageError(f"unknown {self.kind} {name!r}{close} Known: {', '.join(self.names())}")
-        return self.entries()[name]
+            failed = "".join(f"; {reason}" for reason in FAILED_FILES.values())
+            raise UsageError(f"unknown {self.kind} {name!r}{close} Known: {', '.join(self.names())}{failed}")
+        entry = self.entries()[name]
+        if entry.ambiguous:
+            raise UsageError(f"{entry.ambiguous}; rename one")
+        return entry
 
 
 def close_matches(name: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ import pytest
 from conftest import call
 from forked import refusal
 
-from utils.config.registry import REGISTRIES
+from utils.config.registry import FAILED_FILES, REGISTRIES
 
 # Both folders have a file `common`, with different values in it.
 MINE = {
@@ -100,6 +100,7 @@ def plugins_forgotten():
     finally:
         for registry, before in zip(REGISTRIES, entries, strict=True):
             registry._entries = before
+        FAILED_FILES.clear()
         for name in set(sys.modules) - modules:
             if name.startswith(("plugins_", "my_package")):
                 del sys.modules[name]
@@ -178,8 +179,8 @@ def test_saved_network_of_a_plugin_is_evaluated_with_it(run_main):
 
 NORM = """
 from backbone.norms.batch_norm import BatchNorm
-from utils.config.options import Rule
-from utils.config.registry import DATASETS, MODELS, NORMS
+from utils.config.options import Option, Rule
+from utils.config.registry import NORMS
 
 @NORMS.register("new", {keywords})
 def new(channels, *, spatial):
@@ -191,26 +192,6 @@ MISTAKES = {  # folders with their files, the words of the command, keywords of 
     "missing folder": ({}, ["--plugins", "./none", *PLAIN], ["{place}/none"]),
     "missing module": ({}, ["--plugins", "no_such_module", *PLAIN], ["no_such_module"]),
     "empty folder": ({"empty": {"__init__": ""}}, ["--plugins", "empty", "--help"], ["{place}/empty"]),
-    "syntax error": (
-        {"syntax": {"fine": "", "wrong": "\n\ndef wrong(:\n"}},
-        ["--plugins", "syntax", *PLAIN],
-        ["{place}/syntax/wrong.py", "line 3", "SyntaxError"],
-    ),
-    "exception": (  # the line where it was raised, not from where that was called
-        {"raises": {"wrong": "def f():\n    raise OSError('one\\ntwo')\n\nf()\n"}},
-        ["--plugins", "raises", "--help"],
-        ["{place}/raises/wrong.py, line 2", "OSError: one"],
-    ),
-    "name of two folders": (
-        {"one": {"new": NORM.format(keywords="")}, "two": {"new": NORM.format(keywords="")}},
-        ["--plugins", "one", "two", *NEW],
-        ["{place}/two/new.py, line 6", "registered twice"],
-    ),
-    "unknown keyword": (
-        {"keyword": {"new": NORM.format(keywords="optoins=()")}},
-        ["--plugins", "keyword", *NEW],
-        ["{place}/keyword/new.py, line 6", "did you mean options"],
-    ),
     "rule with a misspelt name": (
         {"rule": {"new": NORM.format(keywords='rules=(Rule({"batchsize": 3}),)')}},
         ["--plugins", "rule", *NEW],
@@ -224,6 +205,47 @@ MISTAKES = {  # folders with their files, the words of the command, keywords of 
         ["a rule of new", "did you mean model"],
     ),
 }
+
+
+FAILURES = {  # the second file of a folder, keywords of the warning
+    "syntax error": ("\n\ndef wrong(:\n", ["line 3", "SyntaxError"]),
+    "exception": ("def f():\n    raise OSError('one\\ntwo')\n\nf()\n", ["line 2", "OSError: one two"]),
+    "unknown keyword": (NORM.format(keywords="optoins=()"), ["line 6", "did you mean options"]),
+    "failure after a registration": (NORM.format(keywords="") + "\n1 / 0\n", ["ZeroDivisionError"]),
+    "option of the loop": (NORM.format(keywords="options=(Option('lr', str, ''),)"), ["'lr'", "rename"]),
+    "flag of the parser": (NORM.format(keywords="options=(Option('seeds', str, ''),)"), ["'seeds'", "rename"]),
+    "option declared twice": (NORM.format(keywords="options=(Option('a', str, ''),) * 2"), ["'a'", "twice"]),
+    "option that the loop reads": (NORM.format(keywords="options=(Option('n_tasks', str, ''),)"), ["'n_tasks'"]),
+    "option that a rule sets for others": (
+        NORM.format(keywords="options=(Option('num_filters', str, ''),)"),
+        ["'num_filters'", "a backbone and a norm"],
+    ),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_file_that_fails_is_named_and_only_missed_where_it_is_needed(place, run_main, results, failure):
+    source, keywords = FAILURES[failure]
+    write(place / "half", {"fine": MINE["twice"], "wrong": source})
+    words = ["--plugins", "half", "--model", "twice", *PLAIN[2:]]
+    refused = run_main(*words, "--norm", "new")
+    warning, error = refused.stderr.splitlines()
+    assert (refused.code, warning[:9], error[:26]) == (2, "warning: ", "error: unknown norm 'new'.")
+    for keyword in (f"{place}/half/wrong.py", *keywords):
+        assert keyword in warning
+        assert keyword in error
+    assert not results.exists()
+    used = run_main(*words)
+    assert (used.code, used.stderr) == (0, "")  # named once
+
+
+def test_a_name_of_two_folders_is_refused_where_it_is_used(place, run_main):
+    write(place / "one", {"new": NORM.format(keywords="")})
+    write(place / "two", {"new": NORM.format(keywords="")})
+    refused = run_main("--plugins", "one", "two", *NEW)
+    assert refused.code == 2
+    assert "registered twice" in refused.stderr.splitlines()[-1]
+    assert run_main("--plugins", "one", "two", *PLAIN).code == 0
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -49,7 +49,8 @@ def test_quick_commands_import_nothing_heavy(ended):
     assert "unknown model 'nope'" in refusal(ended["error"])
     for name in QUICK:
         modules = ended[name].modules
-        assert {"datasets.seq_digits", "datasets.seq_cifar10", "models.er", "backbone.torchvision"} <= set(modules)
+        if name != "error":  # an unknown model is reported before other packages are imported
+            assert {"datasets.seq_digits", "datasets.seq_cifar10", "models.er", "backbone.torchvision"} <= set(modules)
         assert not HEAVY & {module.partition(".")[0] for module in modules}
 
 

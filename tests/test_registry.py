@@ -64,12 +64,12 @@ def test_close_matches_are_some_help_or_none(name, known, meant):
 
 
 def test_owners_of_different_kinds_may_share_a_flag(monkeypatch):
-    norm = Entry("mine", lambda channels: None, "", options=(Option("alpha", str, "Of a norm.", default="a"),))
+    norm = Entry("mine", lambda channels: None, "", options=(Option("gamma", str, "Of a norm.", default="a"),))
     monkeypatch.setitem(NORMS.entries(), "mine", norm)
-    (line,) = [action.help for action in build_parser()._actions if action.dest == "alpha"]
+    (line,) = [action.help for action in build_parser()._actions if action.dest == "gamma"]
     assert "mine" in line
-    assert "derpp" in line
-    assert resolve({"model": "sgd", "norm": "mine", "dataset": "seq-digits"}).alpha == "a"
+    assert "ewc_on" in line
+    assert resolve({"model": "sgd", "norm": "mine", "dataset": "seq-digits"}).gamma == "a"
 
 
 def register_data_set(monkeypatch, *rules, **traits):

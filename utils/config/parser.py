@@ -16,15 +16,18 @@ from utils.cli import Parser
 from utils.config import loop_options
 from utils.config.options import ByFidelity, Option, SameAs, flag
 from utils.config.plugins import early_arguments, given_plugins, load_plugins
-from utils.config.registry import close_matches
+from utils.config.registry import Entry, close_matches
 from utils.config.resolve import (
     SELECTORS,
     Config,
     active_options,
     all_options,
+    chosen_entries,
+    flags_by_owner,
     new_names,
     number_options,
     options_by_name,
+    part_options,
     reject_unused_options,
     selected_entries,
 )
@@ -44,19 +47,25 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"{word[:80]!r} is not valid text")
         if word.endswith("=--"):  # argparse would read it as an empty list
             raise UsageError(f"{word!r} has no value")
-    path = early_arguments(argv).config
+    early = vars(early_arguments(argv))
+    path = early["config"]
     values, from_record = ({}, False) if path is None else _read(path)
     more = values.pop("plugins", [])
     if not isinstance(more, list):
         raise UsageError(f"{path}: plugins must be folders or modules, such as ['mine'] (got {more!r})")
     plugins = given_plugins(argv, [] if from_record else map(str, more))
     load_plugins(plugins)
-    parser = build_parser()
-    explicit = _parse_words(parser, argv)
+    chosen_entries(early)  # an unknown name is reported as one of the command, not of the file
+    try:
+        entries = chosen_entries(values | {name: part for name, part in early.items() if part is not None})
+        in_file = chosen_entries(early | values)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    explicit = _parse_words(build_parser(entries), argv)
     explicit.pop("config", None)
     if path is not None:
         try:
-            explicit = _file_options(values, from_record, explicit, parser) | explicit
+            explicit = _file_options(values, from_record, in_file, explicit) | explicit
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
     if "seed" in explicit and "seeds" in explicit:
@@ -125,10 +134,13 @@ def _toml_line(name: str, value: Any) -> str:
     return f"{name} = {text}".replace("\x7f", r"\u007f")
 
 
-def _file_options(values: dict[str, Any], from_record: bool, flags: dict[str, Any], parser: Parser) -> dict[str, Any]:
-    """Return the options of a file, checked as flags are, without those of parts that the command's flags replace."""
-    for name in [name for name in SELECTORS if name in values]:
-        SELECTORS[name].get(str(values[name]))  # before options of a part that does not exist
+def _file_options(
+    values: dict[str, Any], from_record: bool, entries: dict[str, Entry], flags: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the options of a file, checked as flags are, without those of parts that the command's flags replace.
+
+    `entries` are the parts that the file is about.
+    """
     if dropped := [name for name in values if name in loop_options.DROPPED_OPTIONS]:
         log.info(f"ignored, since these options no longer exist: {', '.join(dropped)}")
     renamed = new_names()
@@ -137,24 +149,25 @@ def _file_options(values: dict[str, Any], from_record: bool, flags: dict[str, An
     values = {renamed.get(name, name): value for name, value in values.items() if name not in dropped}
     if from_record:
         values = _identifying(values)
-    explicit = _parse_words(parser, _as_words(values, options_by_name()))
+    explicit = _parse_words(build_parser(entries), _as_words(values, options_by_name(entries)))
     for pair in ALTERNATIVES:
         if flags.keys() & set(pair):
             explicit = {name: value for name, value in explicit.items() if name not in pair}
     if not {"model", "dataset"} <= {*explicit, *flags}:
         return explicit  # reported later, or supplied by --eval_only
-    entries = selected_entries(explicit | flags)
-    before, now = active_options(selected_entries(flags | explicit)), active_options(entries)
-    if replaced := [name for name in explicit if name in before and name not in now]:
+    before, entries = flags_by_owner(selected_entries(flags | explicit)), selected_entries(explicit | flags)
+    now = flags_by_owner(entries)
+    new_flags = {flag: now.get(owner) for owner, flag in before.items()}
+    if replaced := [name for name in explicit if name in new_flags and not new_flags[name]]:
         log.info(f"ignored, since flags replace the parts that they belong to: {', '.join(replaced)}")
-    explicit = {name: value for name, value in explicit.items() if name not in replaced}
-    reject_unused_options([name for name in explicit if name != "seeds"], now, entries)
-    return explicit
+    used = {new_flags.get(name) or name: values[name] for name in explicit if name not in replaced}
+    reject_unused_options([name for name in used if name != "seeds"], active_options(entries), entries)
+    return _parse_words(build_parser(entries), _as_words(used, options_by_name(entries)))
 
 
 def _identifying(values: dict[str, Any]) -> dict[str, Any]:
     """Return what changes numbers, without values that follow from others, such as the class order from the seed."""
-    options, identifying = options_by_name(), {}
+    options, identifying = options_by_name(chosen_entries(values)), {}
     for name, value in values.items():
         option = options.get(name)
         follows = option and isinstance(option.default, SameAs) and value == values.get(option.default.option)
@@ -186,8 +199,8 @@ def help_text(argv: Sequence[str]) -> str:
     """Return the help on all flags, or on those of the parts that a command names."""
     load_plugins(given_plugins(argv))
     early = vars(early_arguments(argv))
-    parts = {name: registry.get(early[name]).name for name, registry in SELECTORS.items() if early[name]}
-    return build_parser(parts).format_help()
+    parts = {name: registry.get(early[name]) for name, registry in SELECTORS.items() if early[name]}
+    return build_parser(parts, only=bool(parts)).format_help()
 
 
 def listing(sections: Sequence[str]) -> str:
@@ -217,8 +230,13 @@ def switches() -> list[list[str]]:
     ]
 
 
-def build_parser(parts: Mapping[str, str] | None = None) -> Parser:
-    """Return the parser of all flags or, for help, of the flags of these parts."""
+def build_parser(entries: Mapping[str, Entry] | None = None, *, only: bool = False) -> Parser:
+    """Return the parser of all flags; a flag that several parts share is that of the chosen part.
+
+    Args:
+        entries: The chosen parts by selector.
+        only: Leave out the flags of all other parts, for help.
+    """
     parser = Parser(
         usage="%(prog)s --model NAME --dataset NAME [--norm NAME] [more flags]",
         description="Continual learning with swappable normalization layers. Defaults fit the model, norm, data set\n"
@@ -227,18 +245,24 @@ def build_parser(parts: Mapping[str, str] | None = None) -> Parser:
         allow_abbrev=False,
         add_help=False,
     )
-    if not parts:
+    if not only:
         _add_selectors(parser.add_argument_group("what to run"))
+    chosen = part_options(entries or {})
+    two_parts = {option.name for name, option in chosen.items() if name != option.name}
     title_of: dict[str, str] = {}
     owners: dict[str, dict[str, Option]] = {}  # of each flag
-    for title, owner, option in all_options(parts):
+    for title, owner, option in all_options({name: e.name for name, e in (entries or {}).items()} if only else None):
         title_of.setdefault(option.name, title)
         owners.setdefault(option.name, {})[owner] = option
-        if owner and "" in owners[option.name]:
-            raise UsageError(f"{owner} declares --{option.name}, which every run has; rename its option")
     groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(title_of.values())}
     for name, by_owner in owners.items():
-        _add_option(groups[title_of[name]], by_owner)
+        if name not in two_parts:
+            _add_option(groups[title_of[name]], name, chosen.get(name), by_owner)
+        elif not only:  # `reject_unused_options` says which flags there are instead
+            groups[title_of[name]].add_argument(f"--{name}", nargs="?", help=argparse.SUPPRESS)
+    for name, option in chosen.items():
+        if name != option.name:
+            _add_option(groups[title_of[option.name]], name, option, {})
     return parser
 
 
@@ -252,9 +276,9 @@ def _add_selectors(group: argparse._ArgumentGroup) -> None:
     add("--list", nargs="*", metavar="WHAT", help="List models, norms, datasets, backbones, switches.")
 
 
-def _add_option(group: argparse._ArgumentGroup, by_owner: dict[str, Option]) -> None:
+def _add_option(group: argparse._ArgumentGroup, name: str, chosen: Option | None, by_owner: dict[str, Option]) -> None:
     """Add a flag. Owners may share it; their own defaults are shown by the help on these parts."""
-    option = next(iter(by_owner.values()))
+    option = chosen or next(iter(by_owner.values()))
     owners = ", ".join(filter(None, by_owner))
     text = option.help + (f" [{owners}]" if owners else "")
     default = option.default
@@ -271,4 +295,4 @@ def _add_option(group: argparse._ArgumentGroup, by_owner: dict[str, Option]) -> 
         keywords |= {"choices": option.type}
     else:
         keywords |= {"type": option.type, "metavar": "VALUE"}
-    group.add_argument(f"--{option.name}", help=text.replace("%", "%%"), **keywords)
+    group.add_argument(f"--{name}", help=text.replace("%", "%%"), **keywords)

@@ -2,14 +2,19 @@
 
 A value is taken from, in this order: the explicit flag; the data set's rules; the model's, norm's and backbone's rules;
 the loop's rules for the scenario; the option's own default, where a switch follows `--fidelity`.
+
+An option belongs to its part. Where two chosen parts have different options of one name, such as `gamma`, their flags
+are `--model_gamma` and `--norm_gamma`, and each part sees its own value as `gamma`.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from utils.config import loop_options
-from utils.config.options import Option, SameAs, by_fidelity, default_values
+from utils.config.options import Option, Rule, SameAs, by_fidelity
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
 from utils.errors import UsageError
 
@@ -21,6 +26,12 @@ class Config(SimpleNamespace):
 
     def values(self) -> dict[str, Any]:
         return dict(vars(self))
+
+    def seen_by(self, selector: str) -> Config:
+        """Return the configuration in which the options of that part, such as the norm, have their own names."""
+        options = SELECTORS[selector].get(getattr(self, selector)).options
+        own = {o.name: getattr(self, f"{selector}_{o.name}") for o in options if o.name not in vars(self)}
+        return Config(**vars(self) | own) if own else self
 
 
 def all_options(parts: Mapping[str, str] | None = None) -> Iterator[tuple[str, str, Option]]:
@@ -36,9 +47,9 @@ def all_options(parts: Mapping[str, str] | None = None) -> Iterator[tuple[str, s
                 yield from ((f"options of {selector}s", entry.name, option) for option in entry.options)
 
 
-def options_by_name() -> dict[str, Option]:
-    """Return every option; of owners that share a name, the first one's."""
-    return {option.name: option for _, _, option in reversed([*all_options()])}
+def options_by_name(entries: Mapping[str, Entry] | None = None) -> dict[str, Option]:
+    """Return every option by its flag; of owners that share a name, that of the chosen part, or the first one's."""
+    return {option.name: option for _, _, option in reversed([*all_options()])} | part_options(entries or {})
 
 
 def new_names() -> dict[str, str]:
@@ -61,9 +72,12 @@ def resolve(explicit: dict[str, Any]) -> Config:
         raise UsageError(f"--norm {norm.name} needs one network for all tasks; --model {model.name} has several")
     loop_options.check_training(config, explicit)
     loop_options.check_buffer(config, explicit)
-    for option in options.values():
-        if option.check:
-            option.check(config, explicit)
+    for selector, entry in entries.items():
+        flags = own_flags(selector, entry, options)
+        for check in (option.check for option in entry.options if option.check):
+            seen = config | {name: config[flag] for name, flag in flags.items()}
+            check(seen, explicit | {name: explicit[flag] for name, flag in flags.items() if flag in explicit})
+            config |= {flags.get(name, name): value for name, value in seen.items()}
     return Config(**config)
 
 
@@ -72,9 +86,19 @@ def selected_entries(explicit: Mapping[str, Any]) -> dict[str, Entry]:
     for name in ("model", "dataset"):
         if name not in explicit:
             raise UsageError(f"--{name} is missing; choose one of {', '.join(SELECTORS[name].names())}")
-    backbone = DATASETS.get(explicit["dataset"]).traits.get("backbone", "resnet18")
-    names = {"norm": "bn", "backbone": backbone, **explicit}
-    return {name: registry.get(names[name]) for name, registry in SELECTORS.items()}
+    return chosen_entries(explicit)
+
+
+def chosen_entries(explicit: Mapping[str, Any]) -> dict[str, Entry]:
+    """Return the chosen parts as far as flags, or their defaults, say."""
+    names = {"norm": "bn"} | {name: str(explicit[name]) for name in SELECTORS if explicit.get(name) is not None}
+    entries: dict[str, Entry] = {}
+    for name, registry in SELECTORS.items():
+        if name == "backbone" and "dataset" in entries:
+            names.setdefault("backbone", entries["dataset"].traits.get("backbone", "resnet18"))
+        if name in names:
+            entries[name] = registry.get(names[name])
+    return entries
 
 
 def active_options(entries: dict[str, Entry]) -> dict[str, Option]:
@@ -82,10 +106,43 @@ def active_options(entries: dict[str, Entry]) -> dict[str, Option]:
     model = entries["model"].build
     options = [*loop_options.RUN, *loop_options.TRAINING, *loop_options.OUTPUT]
     options += loop_options.BUFFER if model.uses_buffer else ()
-    options = [option for option in options if option.name not in model.unused_options]
-    for entry in entries.values():
-        options += entry.options
-    return {option.name: option for option in options}
+    flags = {option.name: option for option in options if option.name not in model.unused_options}
+    return flags | part_options(entries)
+
+
+def part_options(entries: Mapping[str, Entry]) -> dict[str, Option]:
+    """Return the options of these parts by their flags: `gamma`, or `norm_gamma` where another part has one, too."""
+    owners: dict[str, dict[str, Option]] = {}
+    for selector, entry in entries.items():
+        for option in entry.options:
+            owners.setdefault(option.name, {})[selector] = option
+    flags: dict[str, Option] = {}
+    for name, by_selector in owners.items():
+        options = list(by_selector.values())
+        if all(option is options[0] for option in options):
+            flags[name] = options[0]
+            continue
+        for selector, option in by_selector.items():
+            if (flag := f"{selector}_{name}") in owners:
+                raise UsageError(f"--{flag} would be two options of {entries[selector].name}; rename one")
+            flags[flag] = option
+    return flags
+
+
+def own_flags(selector: str, entry: Entry, options: Mapping[str, Option]) -> dict[str, str]:
+    """Return the flags of a part's options by their names."""
+    return {o.name: o.name if o.name in options else f"{selector}_{o.name}" for o in entry.options}
+
+
+def flags_by_owner(entries: dict[str, Entry]) -> dict[tuple[str, str], str]:
+    """Return the flags of the options that the chosen parts use by (selector, option), ("", option) for the loop's."""
+    options = active_options(entries)
+    owned = {
+        (selector, name): flag
+        for selector, entry in entries.items()
+        for name, flag in own_flags(selector, entry, options).items()
+    }
+    return {("", name): name for name in options if name not in owned.values()} | owned
 
 
 def reject_unused_options(explicit: Iterable[str], options: dict[str, Option], entries: dict[str, Entry]) -> None:
@@ -96,6 +153,8 @@ def reject_unused_options(explicit: Iterable[str], options: dict[str, Option], e
         owners = [owner for _, owner, option in all_options() if option.name == name]
         if not owners:
             raise UsageError(f"unknown option {name!r}{close_matches(name, options_by_name())}")
+        if flags := [f"--{flag}" for flag, option in options.items() if option.name == name]:
+            raise UsageError(f"--{name} is an option of two parts of this run; give {' or '.join(flags)}")
         if "" in owners:
             raise UsageError(f"--{name} has no effect with --model {entries['model'].name}; remove it")
         raise UsageError(f"--{name} is an option of {' or '.join(owners)}; choose that, or remove --{name}")
@@ -104,24 +163,26 @@ def reject_unused_options(explicit: Iterable[str], options: dict[str, Option], e
 def _with_defaults(explicit: dict[str, Any], options: dict[str, Option], entries: dict[str, Entry]) -> dict[str, Any]:
     fidelity = explicit.get("fidelity", "official")
     config: dict[str, Any] = {name: entry.name for name, entry in entries.items()}
-    config |= default_values(options.values(), fidelity) | explicit
+    config |= {name: by_fidelity(option.default, fidelity) for name, option in options.items()} | explicit
     known = options_by_name()
-    owned_rules = [("the loop", rule) for rule in loop_options.RULES]
-    for entry in (entries[selector] for selector in ("backbone", "norm", "model", "dataset")):
-        owned_rules += [(entry.name, rule) for rule in entry.rules]
-    for owner, rule in owned_rules:
+    owned_rules: list[tuple[str, dict[str, str], Rule]] = [("the loop", {}, rule) for rule in loop_options.RULES]
+    for selector in ("backbone", "norm", "model", "dataset"):
+        entry = entries[selector]
+        owned_rules += [(entry.name, own_flags(selector, entry, options), rule) for rule in entry.rules]
+    for owner, flags, rule in owned_rules:
         for name in (*rule.values, *(rule.when.keys() - SELECTORS)):
             if name not in known:  # misspelt: a default that would never apply
                 raise UsageError(
                     f"a rule of {owner} names {name!r}, no option{close_matches(name, [*known, *SELECTORS])}"
                 )
-        if rule.applies(config):
-            for name, value in rule.values.items():
+        if rule.applies(config | {name: config[flag] for name, flag in flags.items()}):
+            for name, value in ((flags.get(name, name), value) for name, value in rule.values.items()):
                 if name in options and name not in explicit:
                     config[name] = by_fidelity(value, fidelity)
     for name, value in config.items():
         if isinstance(value, SameAs):
-            config[name] = config[value.option]
+            qualified = name.removesuffix(options[name].name) + value.option  # of the same part, if two have it
+            config[name] = config[qualified if qualified in config else value.option]
     return config
 
 
@@ -140,5 +201,6 @@ def identity_options(config: Config) -> dict[str, Any]:
         if name in SELECTORS:
             identity[name] = value
         elif value != options[name].omit_from_hash_at:
-            identity[options[name].old_name or name] = value
+            old_name = options[name].old_name if options[name].name == name else None
+            identity[old_name or name] = value
     return identity

@@ -40,10 +40,10 @@ class StreamBuilder:
 
     def __init__(self, config: Config, fingerprint: str | None = None):
         """With a given fingerprint, the data need not be there yet."""
-        self.config, self.dataset = config, DATASETS.get(config.dataset).build()
+        self.config, self.dataset = config.seen_by("dataset"), DATASETS.get(config.dataset).build()
         self.dataset.given_fingerprint = fingerprint
         seed_global_generators(0, "data")  # data do not depend on the run
-        self.whole: StreamSpec = self.dataset.spec(config)
+        self.whole: StreamSpec = self.dataset.spec(self.config)
         self.n_tasks = config.stop_after or self.whole.n_tasks
         if self.n_tasks > self.whole.n_tasks:
             raise UsageError(f"--stop_after {self.n_tasks}: {self.whole.name} has {self.whole.n_tasks} tasks")
@@ -66,7 +66,7 @@ def check_together(config: Config, spec: StreamSpec) -> None:
     """Check options that depend on facts of the data set."""
     if not spec.fingerprint:
         raise UsageError(f"{spec.name} has no fingerprint to tell runs on other data apart; give its StreamSpec one")
-    method = method_class(config)
+    method, config = method_class(config), config.seen_by("model")
     if spec.is_domain and method.needs_own_classes:
         raise UsageError(f"--model {config.model} needs tasks with classes of their own; {spec.name} shares them")
     if method.uses_buffer:
@@ -84,9 +84,10 @@ def build_network(config: Config, spec: StreamSpec, device: torch.device, weight
     with global_generators_restored(), device if is_meta else torch.device("cpu"):
         seed_global_generators(config.seed, weights)
         torch.manual_seed(torch_seed(config.seed, weights))
-        factory = NormFactory(norm, option_values(norm, config))
+        factory = NormFactory(norm, option_values(norm, config.seen_by("norm")))
         try:
-            net = backbone.build(spec.input_shape, spec.n_classes, factory, **option_values(backbone, config))
+            options = option_values(backbone, config.seen_by("backbone"))
+            net = backbone.build(spec.input_shape, spec.n_classes, factory, **options)
         except RuntimeError as error:  # torch raises it for sizes that are too large
             raise UsageError(f"the network cannot be built: {str(error).splitlines()[0]}; make it smaller") from error
     if getattr(config, "eval_statistics", "running") != "running":
@@ -104,16 +105,16 @@ def build_augment(config: Config, spec: StreamSpec, device: torch.device) -> Aug
 
 
 def build_method(config: Config, spec: StreamSpec, net: Network, device: torch.device) -> Method:
-    method_type, dtype = method_class(config), getattr(torch, config.dtype)
+    method_type, dtype, own_config = method_class(config), getattr(torch, config.dtype), config.seen_by("model")
     with oom_as_usage_error(f"--model {config.model}"):
         buffer = None
         if method_type.uses_buffer:
-            policy = method_type.buffer_policy(config, spec)
+            policy = method_type.buffer_policy(own_config, spec)
             logits_dtype = dtype if method_type.stores_logits else None
             buffer = Buffer(config.buffer_size, policy, spec, device, logits_dtype=logits_dtype)
         new_network = partial(build_network, config, spec, device)
         seed_global_generators(config.seed, "method")
-        method = method_type(net, config, spec, build_augment(config, spec, device), buffer, new_network)
+        method = method_type(net, own_config, spec, build_augment(config, spec, device), buffer, new_network)
     if config.compile:
         from models.compiled_step import CompiledStep
 
@@ -136,4 +137,4 @@ def epoch_sizes(config: Config, spec: StreamSpec) -> Sequence[int]:
     """Return the samples in an epoch of every task that is trained."""
     method = method_class(config)
     sizes = [sum(spec.train_sizes)] if method.joint_training else spec.train_sizes
-    return method.epoch_sizes(config, spec, sizes)
+    return method.epoch_sizes(config.seen_by("model"), spec, sizes)

@@ -96,7 +96,7 @@ class Training:
             self.untrained, _ = self._evaluate(self.stream.spec.n_tasks)
         else:
             self.load_state_dict(state)
-        sizes = self.method.epoch_sizes(self.config, self.stream.spec, self.stream.train_sizes)
+        sizes = self.method.epoch_sizes(self.method.config, self.stream.spec, self.stream.train_sizes)
         self._notify("on_start", total_steps(self.config, sizes), self.cursor.step)
         try:
             while self.cursor.task < len(self.stream.train_sizes):

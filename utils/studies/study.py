@@ -110,8 +110,9 @@ class TomlStudy:
                 flags |= part["flags"]
         if "model" not in flags:
             raise UsageError("no model; put one under [common], or several under [vary]")
+        parts = tuple(f"--{name}={flags[name]}" for name in SELECTORS if name in flags)
         rest = tuple(
-            (name, getattr(preset, name) if value == "preset" else flag_value(name, value))
+            (name, getattr(preset, name) if value == "preset" else flag_value(name, value, parts))
             for name, value in flags.items()
             if name not in ("model", "norm")
         )
@@ -123,17 +124,17 @@ def _text(name: str, value: Any) -> str:
     return METHODS.get(value, value) if name == "model" else title_of(value) if name == "norm" else str(value)
 
 
-def flag_value(name: str, value: Any) -> Any:
-    """Return a flag's value as the command line reads it."""
+def flag_value(name: str, value: Any, parts: tuple[str, ...] = ()) -> Any:
+    """Return a flag's value as the command line reads it beside the flags that choose the parts."""
     if isinstance(value, bool):
         word = f"--{name}"
     else:
         word = f"--{name}={','.join(map(str, value)) or 'none' if isinstance(value, list) else value}"
-    values = _parsed(word)
+    values = _parsed(*parts, word)
     return values[name if name in values else new_names()[name]] if value is not False else False
 
 
-_parsed = cache(lambda word: parse([word]))
+_parsed = cache(lambda *words: parse(words))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -202,7 +203,8 @@ def _check(content: Values) -> None:
         texts = content.get(name, ["-"])
         _require(_is_list_of_text(texts) and len({*texts}) == len(texts), f"{name} must be a list of different names")
     vary, seeds, variants = content.get("vary", {}), content.get("seeds", [0]), content.get("variant", [])
-    known = {*SELECTORS, *options_by_name(), *new_names()}
+    names = options_by_name()
+    known = {*SELECTORS, *names, *new_names(), *(f"{selector}_{name}" for selector in SELECTORS for name in names)}
     for name, values in vary.items():
         _require(isinstance(values, list) and values, f"vary.{name} must be a list of values, such as [1, 2]")
         _require(name not in content.get("common", {}), f"{name} stands under [common] and under [vary]")

@@ -5,11 +5,14 @@ sets defaults of options that are not its own. `utils.config.resolve` resolves a
 """
 
 import argparse
+import hashlib
 import math
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 
@@ -37,7 +40,8 @@ class Option:
 
     Args:
         name: The flag without dashes, and the attribute of the configuration.
-        type: A function from text to value, `choice("a", "b")`, or `flag` for an option without a value.
+        type: A function from text to value, `choice("a", "b")`, `flag` for an option without a value, or
+            `content_file` for the path of a file.
         help: A sentence for --help.
         default: A value, a `ByFidelity` or a `SameAs`.
         changes_numbers: Whether another value gives other results. Only then the option identifies a run.
@@ -143,3 +147,25 @@ def subset(*names: str) -> Callable[[str], tuple[str, ...]]:
         return tuple(name for name in names if name in chosen)
 
     return parse
+
+
+def content_file(text: str) -> str:
+    """Return the absolute path of a file that counts by its content, such as one with weights.
+
+    The path is no part of a run's identity; the SHA-256 of the content is.
+    """
+    if not os.path.isfile(text):
+        raise invalid("an existing file", text)
+    return os.path.abspath(text)
+
+
+def content_digest(path: str) -> str:
+    """Return the SHA-256 of a file's content; raise OSError if it cannot be read."""
+    status = os.stat(path)
+    return _digest(path, status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _digest(path: str, changed: int, size: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,7 +14,7 @@ from typing import Any
 
 from utils.cli import Parser
 from utils.config import loop_options
-from utils.config.options import ByFidelity, Option, SameAs, flag
+from utils.config.options import ByFidelity, Option, SameAs, content_file, flag
 from utils.config.plugins import early_arguments, given_plugins, load_plugins
 from utils.config.registry import Entry, close_matches
 from utils.config.resolve import (
@@ -149,7 +149,10 @@ def _file_options(
     values = {renamed.get(name, name): value for name, value in values.items() if name not in dropped}
     if from_record:
         values = _identifying(values)
-    explicit = _parse_words(build_parser(entries), _as_words(values, options_by_name(entries)))
+    options = options_by_name(entries)
+    for name in [name for name in values if name in flags and name in options and options[name].type is content_file]:
+        del values[name]  # it may be of another machine
+    explicit = _parse_words(build_parser(entries), _as_words(values, options))
     for pair in ALTERNATIVES:
         if flags.keys() & set(pair):
             explicit = {name: value for name, value in explicit.items() if name not in pair}

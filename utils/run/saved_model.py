@@ -12,9 +12,18 @@ import torch
 
 from backbone.network import Network
 from models.method import Method
+from utils.config.options import content_file
 from utils.config.parser import parse
 from utils.config.registry import DATASETS
-from utils.config.resolve import SELECTORS, Config, number_options, resolve
+from utils.config.resolve import (
+    SELECTORS,
+    Config,
+    chosen_entries,
+    identity_options,
+    number_options,
+    options_by_name,
+    resolve,
+)
 from utils.console import log
 from utils.device import set_up_device
 from utils.errors import UsageError
@@ -97,12 +106,19 @@ def evaluate_saved(explicit: dict[str, Any]) -> int:
 
 def _config_of(record: dict[str, Any], explicit: dict[str, Any], folder: Path) -> Config:
     """Return the configuration of the run, with the flags that do not contradict it."""
-    recorded = parse(["--config", str(folder / "record.json")])
+    options = options_by_name(chosen_entries(record["config"]))
+    files = [name for name in explicit if name in options and options[name].type is content_file]
+    recorded = parse(["--config", str(folder / "record.json"), *(f"--{name}={explicit[name]}" for name in files)])
     numbers = number_options(resolve(recorded))
     for name, value in explicit.items():
         if name in numbers and name != "eval_statistics" and value != numbers[name]:
             raise UsageError(f"--{name} {value} contradicts {folder}, which has {numbers[name]}: leave it out")
-    options = DATASETS.get(record["config"]["dataset"]).options
-    paths = {option.name: record["config"].get(option.name) for option in options if not option.changes_numbers}
+    data_options = DATASETS.get(record["config"]["dataset"]).options
+    paths = {option.name: record["config"].get(option.name) for option in data_options if not option.changes_numbers}
     existing = {name: path for name, path in paths.items() if isinstance(path, str) and os.path.exists(path)}
-    return resolve(recorded | existing | explicit)
+    config = resolve(recorded | existing | explicit)
+    for name, digest in identity_options(config).items():
+        if name.endswith("_sha256") and digest != record["identity"].get(name):
+            flag = name.removesuffix("_sha256")
+            raise UsageError(f"--{flag}: {getattr(config, flag)} is not the file that {folder} was trained with")
+    return config

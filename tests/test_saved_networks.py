@@ -1,13 +1,17 @@
 """--save_model and --eval_only: the saved network, and what is refused in its place."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
+import torch
 from conftest import call, refuse_to_train, runner
 from forked import refusal
 
 import utils.run.saved_model
+from models.er import Er
 from tests.datasets.image_trees import pixels, save
+from utils.config.registry import MODELS
 from utils.tables import accuracy_table
 
 TINY = ["--dataset", "seq-digits", "--num_filters", "4", "--debug_mode"]
@@ -95,3 +99,50 @@ def test_saved_network_comes_with_its_buffer(saved, measured):
     words = ["--model", "er", "--norm", finished.record["config"]["norm"], "--seed", "2", *TINY]
     again = run(*words, "--final_statistics", "--save_model", "--rerun").record
     assert measured == [{name: result["final_statistics"]["buffer"] for name, result in again["results"].items()}]
+
+
+class NearestMean(Er):
+    """Assigns to the nearest class mean of the buffer, as SCR does."""
+
+    def class_means(self):
+        data = self.buffer.all_samples()
+        embedding = self.net.output(self.augment.normalize(data.images)).embedding
+        is_member = torch.nn.functional.one_hot(data.labels, self.n_classes).to(embedding.dtype)
+        return is_member.T @ embedding / is_member.sum(0).clamp(min=1)[:, None]
+
+    def predict(self, inputs):
+        if not self.tasks_begun or not len(self.buffer):  # only the first is true of a run before its end
+            return torch.zeros(len(inputs), self.n_classes)
+        return -torch.cdist(self.net.output(inputs).embedding, self.class_means())
+
+
+class CachedMean(NearestMean):
+    """Computes the means at the end of a task, and again from network and buffer when a run is resumed."""
+
+    means = None
+
+    def end_task(self, task, stream):
+        self.net.eval()
+        with torch.no_grad():
+            self.means = self.class_means()
+
+    def predict(self, inputs):
+        return self.net(inputs) if self.means is None else -torch.cdist(self.net.output(inputs).embedding, self.means)
+
+    def load_state_dict(self, state):
+        self.end_task(0, None)
+
+
+class ForgottenMean(CachedMean):
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(("method", "is_complete"), [(NearestMean, True), (CachedMean, True), (ForgottenMean, False)])
+def test_saved_network_comes_with_what_predict_needs(method, is_complete, run_main, measured, monkeypatch):
+    monkeypatch.setitem(MODELS.entries(), "mean", replace(MODELS.get("er"), name="mean", build=method))
+    finished = run_main("--model", "mean", "--norm", "adab2n", "--save_model", *TINY)
+    evaluated = call(["--eval_only", str(finished.folder)])
+    last = {setting: result["matrix"][-1] for setting, result in finished.record["results"].items()}
+    assert (evaluated.code, measured == [last]) == (0, is_complete)
+    assert ("warning: " in evaluated.stderr) == (not is_complete)

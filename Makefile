@@ -6,7 +6,8 @@ ARGS ?= --model derpp --norm adab2n --dataset seq-digits
 
 .DEFAULT_GOAL := help
 HAS_CUDA = $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"
-.PHONY: help install install-dev run test test-compile test-cuda check-gpu test-oldest test-ray test-slurm readme lint format soak bench bench-compile \
+.PHONY: help install install-dev run test test-compile test-cuda check-gpu test-oldest test-ray test-slurm readme lint \
+	format check-plugins soak bench bench-compile \
 	bench-cuda sweeps clean
 
 help: ## list the targets
@@ -71,6 +72,9 @@ lint: install-dev ## check style
 format: install-dev ## put the code into its style
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+check-plugins: install-dev ## scripts.check_plugin on ten mistakes and on every method and norm (15 minutes)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/slow/test_check_plugin.py
 
 soak: install-dev ## kill and resume runs of every method 200 times (SOAK_KILLS=200), and compare their ends bit by bit
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v -s tests/slow/test_soak.py

@@ -39,8 +39,9 @@ class CompiledStep:
         require_compiler(parameter.device)
         self.method, self.graph = method, compile_method(method)
         self.dtype, self.device = parameter.dtype, parameter.device
-        for tensor in method.state_dict().values():
-            torch._dynamo.mark_static_address(tensor)  # `loss` may write to it
+        for value in method.state_dict().values():
+            if isinstance(value, torch.Tensor):
+                torch._dynamo.mark_static_address(value)  # `loss` may write to it
         self.buffers: Buffers = {}
         self.new_buffers: Buffers = {}
         self.tasks_begun = -1

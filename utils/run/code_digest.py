@@ -82,7 +82,8 @@ def _plugin_modules(plugins: tuple[str, ...]) -> Iterator[str]:
     for name, module in list(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or os.devnull).resolve()
         is_own = name.partition(".")[0] in (*PACKAGES, "main", "__main__", "scripts", "tests")
-        if not is_own and "site-packages" not in path.parts and any(path.is_relative_to(root) for root in roots):
+        is_elsewhere = is_own or "site-packages" in path.parts or not path.is_file()  # torch has made-up paths
+        if not is_elsewhere and any(path.is_relative_to(root) for root in roots):
             yield name
 
 

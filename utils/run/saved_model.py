@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,6 +28,7 @@ from utils.config.resolve import (
 )
 from utils.console import log
 from utils.data.random import seed_global_generators
+from utils.data.stream import Stream
 from utils.device import set_up_device
 from utils.errors import UsageError
 from utils.files import write_atomically
@@ -76,8 +78,19 @@ def load_network(folder: Path) -> Network:
     return net.eval()
 
 
-def evaluate_saved(explicit: dict[str, Any]) -> int:
-    """Evaluate the network of a finished run; flags may say what to run on, how to evaluate and where the data are."""
+@dataclass(frozen=True)
+class Saved:
+    """A finished run, ready to be evaluated."""
+
+    folder: Path
+    record: dict[str, Any]
+    config: Config
+    method: Method
+    stream: Stream
+
+
+def load_saved(explicit: dict[str, Any]) -> Saved:
+    """Return the run that `--eval_only` names; flags may say what to run on, how to evaluate and where the data are."""
     given = Path(explicit["eval_only"]).absolute()
     folder = given.parent if given.name == "model.safetensors" else given
     record, tensors = read_saved(folder)
@@ -102,7 +115,14 @@ def evaluate_saved(explicit: dict[str, Any]) -> int:
                 part.load_state_dict(torch.load(io.BytesIO(states[name]), weights_only=True))
     except (RuntimeError, KeyError) as error:
         raise UsageError(f"{folder} does not fit today's code: {' '.join(str(error).split())}") from error
-    results = accuracies(method, stream, range(data.spec.n_tasks))
+    return Saved(folder, record, config, method, stream)
+
+
+def evaluate_saved(explicit: dict[str, Any]) -> int:
+    """Print the accuracies of a finished run's network."""
+    saved = load_saved(explicit)
+    folder, record, config = saved.folder, saved.record, saved.config
+    results = accuracies(saved.method, saved.stream, range(saved.stream.spec.n_tasks))
     recorded = {setting: result["matrix"][-1] for setting, result in record["results"].items()}
     if results != recorded and record["config"].get("eval_statistics") == config.values().get("eval_statistics"):
         means = ", ".join(f"{setting} {fmean(row):.2f}" for setting, row in recorded.items())

@@ -3,9 +3,10 @@
 python -m scripts.check_plugin mine                 every part of a folder; as a module of a package: its name
 python -m scripts.check_plugin mine --model lwf     one of them
 python -m scripts.check_plugin --model er derpp     parts of the project
+python -m scripts.check_plugin --model gdumb --flags --fitting_epochs 4
 
 A run is made in one process and again in another one, killed three times and resumed, saved and evaluated, and, if the
-method says that it `compiles`, compiled. All must have the same numbers. Further flags are given to every run.
+method says that it `compiles`, compiled. All must have the same numbers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from argparse import REMAINDER
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -58,13 +60,14 @@ class Part:
 
     selector: str
     name: str
-    words: list[str]
+    words: list[str]  # of its runs
+    loading: list[str]  # the words that load it
     folder: Path
     compiles: bool = False
     problems: list[str] = field(default_factory=list)
 
     def job(self, name: str, *more: str, **settings: Any) -> Job:
-        return Job([*self.words, *more], f"{self.folder}/{name}", **settings)
+        return Job([*self.words, *self.loading, *more], f"{self.folder}/{name}", **settings)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -72,8 +75,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("plugins", nargs="*", help="folders or modules, as --plugins takes them")
     for selector in SELECTORS:
         parser.add_argument(f"--{selector}", nargs="+", metavar="NAME", default=[])
+    parser.add_argument("--flags", nargs=REMAINDER, default=[], help="all that follows are further flags of every run")
     try:
-        arguments, more = parser.parse_known_args(argv)
+        arguments = parser.parse_args(argv)
         plugins = given_plugins(["--plugins", *arguments.plugins])
         before = {selector: set(registry.entries()) for selector, registry in SELECTORS.items()}
         load_plugins(plugins)
@@ -82,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
             names = {selector: sorted(set(SELECTORS[selector].entries()) - before[selector]) for selector in SELECTORS}
         with tempfile.TemporaryDirectory() as folder:
             parts = [
-                build_part(selector, name, plugins, more, Path(folder))
+                build_part(selector, name, plugins, arguments.flags, Path(folder))
                 for selector, some in names.items()
                 for name in some
             ]
@@ -100,15 +104,15 @@ def main(argv: list[str] | None = None) -> int:
     return int(bool(FAILED_FILES) or any(part.problems for part in parts))
 
 
-def build_part(selector: str, name: str, plugins: list[str], more: list[str], folder: Path) -> Part:
+def build_part(selector: str, name: str, plugins: list[str], flags: list[str], folder: Path) -> Part:
     entry = SELECTORS[selector].get(name)
     run = RUN | {selector: name}
     words = [word for flag, value in run.items() for word in (f"--{flag}", value)]
     words += FLAGS if selector != "dataset" else (*FLAGS, "--debug_mode")  # it may be large
     words += ON_DIGITS if selector in ("model", "norm") else ()
-    words += ["--plugins", *plugins] if plugins else []
     compiles = selector == "model" and entry.build.compiles
-    return Part(selector, name, [*words, *more], folder / f"{selector}-{name}", compiles)
+    loading = ["--plugins", *plugins] if plugins else []
+    return Part(selector, name, [*words, *flags], loading, folder / f"{selector}-{name}", compiles)
 
 
 def check(parts: list[Part]) -> None:
@@ -121,7 +125,7 @@ def check(parts: list[Part]) -> None:
         first += [part.job("straight", "--save_model")]
         first += [part.job("resumed", "--save_model", kill=kill) for kill in KILLS]
         second += [part.job("again", "--save_model"), part.job("resumed", "--save_model")]
-        second += [part.job("evaluated", evaluate=f"{part.folder}/straight")]
+        second += [Job(part.loading, f"{part.folder}/evaluated", evaluate=f"{part.folder}/straight")]
         if part.compiles:
             first += [part.job("uncompiled", "--save_model", "--dtype", "float64")]
             second += [part.job("compiled", "--save_model", "--dtype", "float64", "--compile", compiled=True)]
@@ -191,8 +195,7 @@ def evaluate(job: Job) -> int:
 
     assert job.evaluate is not None
     (folder,) = Path(job.evaluate).glob("runs/*")
-    plugins = job.words[job.words.index("--plugins") + 1 :] if "--plugins" in job.words else []
-    saved = load_saved(parse(["--eval_only", os.fspath(folder), *(["--plugins", *plugins] if plugins else [])]))
+    saved = load_saved(parse(["--eval_only", os.fspath(folder), *job.words]))
     write_lost(job, json.loads(Path(job.evaluate, "attributes.json").read_text()), saved.method)
     results = accuracies(saved.method, saved.stream, range(saved.stream.spec.n_tasks))
     Path(job.folder, "accuracies.json").write_text(json.dumps(results))
@@ -242,10 +245,10 @@ def build_watch(method: Any, job: Job, n_tasks: int) -> Any:
 
 def attributes(method: Any) -> dict[str, str]:
     """Return a digest of every attribute of the method and of the network's layers, parameters excepted."""
-    values = {f"{name}": value for name, value in vars(method).items() if name not in (*OF_THE_PROJECT, "optimizer")}
+    values = {name: value for name, value in vars(method).items() if name not in (*OF_THE_PROJECT, "optimizer")}
     for path, module in method.net.named_modules():
         for name, value in layer_values(module).items():
-            values[f"{type(module).__name__}.{name} (net.{path})"] = value
+            values[f"{type(module).__name__}.{name}/{path}"] = value
     return {name: hashlib.sha256(repr(plain(value)).encode()).hexdigest()[:16] for name, value in values.items()}
 
 
@@ -372,14 +375,14 @@ def largest_difference(compiled: dict[str, Any], uncompiled: dict[str, Any]) -> 
 
 def lost(part: Part, name: str) -> str:
     path = part.folder / name / "lost.txt"
-    names = dict.fromkeys(path.read_text().splitlines()) if path.exists() else {}
+    names = dict.fromkeys(line.split("/")[0] for line in path.read_text().splitlines()) if path.exists() else {}
     return f"; not restored: {', '.join([*names][:4])}" if names else ""
 
 
 def last_line(folder: Path) -> str:
     path = folder / "output.txt"
     lines = [line for line in path.read_text(errors="replace").splitlines() if line] if path.exists() else []
-    return ([line for line in lines if line.startswith("error: ")] or lines or ["it printed nothing"])[-1]
+    return ([line for line in lines if line.startswith("error: ")] or lines or ["it printed nothing"])[-1][:300]
 
 
 if __name__ == "__main__":

@@ -116,8 +116,11 @@ TRAPS = {
         model("generator", GENERATOR + LOSS.format(factor="self.dice.random()")),
         ["resumed", "not restored: dice"],
     ),
-    "counting": (NORM.format(name="counting", options=""), ["resumed", "Counting.calls", "buffer"]),
-    "uncompiled": (model("uncompiled", LOSS.format(factor="term.item()"), compiles=True), ["--compile fails"]),
+    "counting": (NORM.format(name="counting", options=""), ["resumed", "not restored: Counting.calls;", "buffer"]),
+    "uncompiled": (
+        model("uncompiled", LOSS.format(factor="(1 if term > 0 else 2)"), compiles=True),
+        ["--compile fails"],
+    ),
     "misread": (model("misread", LOSS.format(factor="(1 + index.step)"), compiles=True), ["other weights"]),
 }
 
@@ -131,7 +134,7 @@ def check_traps(folder, names, capsys) -> None:
         for registry in REGISTRIES:
             patch.setattr(registry, "_entries", dict(registry.entries()))
         try:
-            assert check_plugin.main([str(folder), "--debug_mode"]) == 1
+            assert check_plugin.main([str(folder), "--flags", "--debug_mode"]) == 1
         finally:
             FAILED_FILES.clear()
     output = capsys.readouterr().out

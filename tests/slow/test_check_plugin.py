@@ -16,4 +16,4 @@ def test_every_trap_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize(("selector", "name"), SHIPPED, ids=lambda word: word.removeprefix("--"))
 def test_nothing_is_wrong_with_what_comes_with_the_project(selector, name, capsys):
-    assert check_plugin.main([selector, name, *FLAGS_OF.get(name, [])]) == 0, capsys.readouterr().out
+    assert check_plugin.main([selector, name, "--flags", *FLAGS_OF.get(name, [])]) == 0, capsys.readouterr().out

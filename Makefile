@@ -74,7 +74,7 @@ format: install-dev ## put the code into its style
 	$(PY) -m ruff format .
 
 check-plugins: install-dev ## scripts.check_plugin on ten mistakes and on every method and norm (15 minutes)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/slow/test_check_plugin.py
+	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/slow/test_traps_and_parts.py
 
 soak: install-dev ## kill and resume runs of every method 200 times (SOAK_KILLS=200), and compare their ends bit by bit
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v -s tests/slow/test_soak.py

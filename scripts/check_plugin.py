@@ -1,6 +1,6 @@
 """Check norms, methods, data sets and backbones of your own, with short runs on the digits.
 
-python -m scripts.check_plugin mine                 every part of a folder; as a module of a package: its name
+python -m scripts.check_plugin mine                 every part of a folder or module
 python -m scripts.check_plugin mine --model lwf     one of them
 python -m scripts.check_plugin --model er derpp     parts of the project
 python -m scripts.check_plugin --model gdumb --flags --fitting_epochs 4
@@ -153,7 +153,7 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             try:
-                do(job)
+                run_job(job)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -161,7 +161,7 @@ def serve() -> None:
         os.waitpid(child, 0)
 
 
-def do(job: Job) -> None:
+def run_job(job: Job) -> None:
     """Run one command; what it prints goes to a file beside its results."""
     import main
     import utils.run.execution as execution
@@ -196,17 +196,17 @@ def evaluate(job: Job) -> int:
     assert job.evaluate is not None
     (folder,) = Path(job.evaluate).glob("runs/*")
     saved = load_saved(parse(["--eval_only", os.fspath(folder), *job.words]))
-    write_lost(job, json.loads(Path(job.evaluate, "attributes.json").read_text()), saved.method)
+    write_unrestored(job, json.loads(Path(job.evaluate, "attributes.json").read_text()), saved.method)
     results = accuracies(saved.method, saved.stream, range(saved.stream.spec.n_tasks))
     Path(job.folder, "accuracies.json").write_text(json.dumps(results))
     return 0
 
 
-def write_lost(job: Job, before: dict[str, str], method: Any) -> None:
+def write_unrestored(job: Job, before: dict[str, str], method: Any) -> None:
     now = attributes(method)
-    lost = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    with open(f"{job.folder}/lost.txt", "a") as file:
-        file.writelines(f"{name}\n" for name in lost)
+    unrestored = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    with open(f"{job.folder}/unrestored.txt", "a") as file:
+        file.writelines(f"{name}\n" for name in unrestored)
 
 
 def build_watch(method: Any, job: Job, n_tasks: int) -> Any:
@@ -220,7 +220,7 @@ def build_watch(method: Any, job: Job, n_tasks: int) -> Any:
             return attributes(method)
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
-            write_lost(job, state, method)
+            write_unrestored(job, state, method)
 
         def on_step(self, step: Any) -> None:
             self.steps += is_due("step", step.index.task)
@@ -308,14 +308,12 @@ def problems_of(part: Part) -> list[str]:
         ]
     problems = []
     if resumed is None or difference(straight, resumed):
-        advice = "state_dict must return it, or it must be a buffer of its layer" if lost(part, "resumed") else (
-            f"see {last_line(part.folder / 'resumed')}" if resumed is None else "is there state in a module or a file?"
-        )  # fmt: skip
-        problems.append(f"a killed and resumed run has other numbers ({difference(straight, resumed)})"
-                        f"{lost(part, 'resumed')}; {advice}")  # fmt: skip
+        what = difference(straight, resumed) if resumed else last_line(part.folder / "resumed")
+        text = unrestored_text(part, "resumed") or "; is there state outside of the method and its layers?"
+        problems.append(f"a killed and resumed run has other numbers ({what}){text}")
     if evaluation := evaluation_difference(part, straight["record"]):
         problems.append(f"a saved network has other accuracies with --eval_only ({evaluation}): predict needs what is "
-                        f"not saved{lost(part, 'evaluated')}; state_dict must return it")  # fmt: skip
+                        f"not saved{unrestored_text(part, 'evaluated')}")  # fmt: skip
     if part.compiles:
         compiled, uncompiled = (read_run(part.folder / name) for name in ("compiled", "uncompiled"))
         if uncompiled is None:
@@ -369,14 +367,14 @@ def evaluation_difference(part: Part, record: dict[str, Any]) -> str:
 
 def largest_difference(compiled: dict[str, Any], uncompiled: dict[str, Any]) -> float:
     pairs = [(tensor, uncompiled["network"][name]) for name, tensor in compiled["network"].items()]
-    weights = [(one - other).abs().max().item() for one, other in pairs if one.is_floating_point() and one.numel()]
-    return max(weights, default=0.0)
+    return max((ours - theirs).abs().max().item() for ours, theirs in pairs if ours.is_floating_point())
 
 
-def lost(part: Part, name: str) -> str:
-    path = part.folder / name / "lost.txt"
+def unrestored_text(part: Part, name: str) -> str:
+    path = part.folder / name / "unrestored.txt"
     names = dict.fromkeys(line.split("/")[0] for line in path.read_text().splitlines()) if path.exists() else {}
-    return f"; not restored: {', '.join([*names][:4])}" if names else ""
+    advice = "state_dict must return it, or it must be a buffer of its layer"
+    return f"; not restored: {', '.join([*names][:4])}; {advice}" if names else ""
 
 
 def last_line(folder: Path) -> str:

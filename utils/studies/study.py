@@ -203,8 +203,8 @@ def _check(content: Values) -> None:
         texts = content.get(name, ["-"])
         _require(_is_list_of_text(texts) and len({*texts}) == len(texts), f"{name} must be a list of different names")
     vary, seeds, variants = content.get("vary", {}), content.get("seeds", [0]), content.get("variant", [])
-    names = options_by_name()
-    known = {*SELECTORS, *names, *new_names(), *(f"{selector}_{name}" for selector in SELECTORS for name in names)}
+    known = {*SELECTORS, *options_by_name(), *new_names()}
+    known |= {f"{selector}_{name}" for selector in SELECTORS for name in known}  # of owners that share a name
     for name, values in vary.items():
         _require(isinstance(values, list) and values, f"vary.{name} must be a list of values, such as [1, 2]")
         _require(name not in content.get("common", {}), f"{name} stands under [common] and under [vary]")

@@ -73,7 +73,8 @@ def describe_device(device: torch.device, config: Config) -> str:
     """Return the line at the start of a run: device, precision, and on CUDA whether steps are compiled."""
     precision = config.dtype if config.amp == "none" else f"{config.dtype} with {config.amp}"
     if device.type == "cpu":
-        return f"device cpu, {precision}, {torch.get_num_threads()} threads" + ", compiled" * config.compile
+        threads = torch.get_num_threads()
+        return f"device cpu, {precision}, {threads} thread{'s' if threads > 1 else ''}" + ", compiled" * config.compile
     compiled = "compiled" if config.compile else "not compiled (--compile is faster in long runs)"
     tf32 = "on" if config.tf32 else "off"
     return f"device {device} ({torch.cuda.get_device_name(device)}), {precision}, TF32 {tf32}, {compiled}"

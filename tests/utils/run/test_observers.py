@@ -30,9 +30,10 @@ def clock(monkeypatch):
 
 def test_without_a_terminal_there_is_a_line_per_task_and_the_runs_name(results):
     ended = call([*RUN, "--results_path", str(results)])
-    run, folder, *lines = ended.stderr.splitlines()
+    run, folder, device, *lines = ended.stderr.splitlines()
     assert run == f"run {ended.folder.name}"
     assert folder == f"folder {ended.folder}"
+    assert device.startswith("device cpu")
     assert len(lines) == 5
     matrix = ended.record["results"]["class_il"]["matrix"]
     for number, line in enumerate(lines):

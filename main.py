@@ -91,6 +91,7 @@ def run_one(config: Config) -> tuple[int, dict[str, Any], Path]:
 
 def run_seeds(configs: Sequence[Config]) -> int:
     """Run one seed after the other and return the worst exit code. Bad usage ends it."""
+    from utils.run.records import mixed_conditions
     from utils.tables import report_over_seeds
 
     codes: list[int] = []
@@ -110,6 +111,8 @@ def run_seeds(configs: Sequence[Config]) -> int:
     finished = [record for record in records if record["status"] == "finished"]
     if finished:
         print(report_over_seeds(finished, len(configs)))
+    for text in mixed_conditions(finished):
+        console.log.warning(text)
     for path in paths:
         print(f"record: {path}")
     return max(codes, key=WORST_LAST.index)

@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add("--records", default="results/measured", help="(default results/measured)")
     add("--count", type=COUNT, default=10, help="how many to choose (default 10)")
     add("--base_path", help="folder with the data, if elsewhere than the records say")
+    add_plugins_argument(repeat)
     add("--results_path", default="results/repeated", help="for the new records (default results/repeated)")
     add_worker_arguments(repeat)
     return whole
@@ -86,9 +87,14 @@ def add_plan_arguments(command: argparse.ArgumentParser, ids: str = IDS) -> None
     text = "how kappa and lambda are chosen: our defaults, or a grid on held-out or on test data (default fixed)"
     add("--select", default="fixed", choices=["fixed", "validation", "test"], help=text)
     add("--also", help="further norms and methods, separated by commas: rows in the tables of accuracies")
-    add("--plugins", nargs="+", action="extend", help="folders or modules of your own, as in main.py")
+    add_plugins_argument(command)
     add("--base_path", help="folder with the data, as in main.py")
     add("--results_path", default="results", help="folder of runs and reports (default results)")
+
+
+def add_plugins_argument(command: argparse.ArgumentParser) -> None:
+    text = "folders or modules of your own, as in main.py"
+    command.add_argument("--plugins", nargs="+", action="extend", help=text)
 
 
 def add_worker_arguments(command: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import main
+from utils.config.registry import FAILED_FILES, REGISTRIES
 from utils.run.training import Training
 
 torch.set_num_threads(1)
@@ -58,6 +60,21 @@ def runner(results: Path) -> Callable[..., Finished]:
         return call([*words, "--results_path", str(results), "--num_threads", "1", "--non_verbose"])
 
     return run
+
+
+@contextlib.contextmanager
+def plugins_forgotten():
+    """Forget at the end which plug-ins were imported and what they registered, as if in another process."""
+    modules, entries = set(sys.modules), [dict(registry.entries()) for registry in REGISTRIES]
+    try:
+        yield
+    finally:
+        for registry, before in zip(REGISTRIES, entries, strict=True):
+            registry._entries = before
+        FAILED_FILES.clear()
+        for name in set(sys.modules) - modules:
+            if name.startswith(("plugins_", "my_package")):
+                del sys.modules[name]
 
 
 def refuse_to_train(monkeypatch):

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from utils.run.records import seal_of
+
 TIMES = ("date", "seconds", "wall_seconds", "steps_per_second", "environment", "seal")
 
 
@@ -21,3 +23,9 @@ def outcome(results: Path) -> dict[str, Any]:
         "log": [{k: v for k, v in line.items() if k != "seconds"} for line in log],
         "network": (folder / "model.safetensors").read_bytes(),
     }
+
+
+def change_record(folder: Path, **entries: Any) -> None:
+    """Change entries of a record and seal it again."""
+    record = json.loads((folder / "record.json").read_text()) | entries
+    (folder / "record.json").write_text(json.dumps(record | {"seal": seal_of(record)}))

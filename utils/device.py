@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +16,10 @@ from utils.errors import UsageError
 
 if TYPE_CHECKING:
     from utils.config.resolve import Config
+
+# In descending order, by the names of Linux.
+INSTRUCTION_SETS = ("amx_fp16", "amx_bf16", "avx512_fp16", "avx512_bf16", "avx512_vnni", "avx512bw", "avx_vnni_int8",
+                    "avx_vnni", "avx2", "avx", "sse4_1")  # fmt: skip
 
 
 def pick_device(name: str) -> torch.device:
@@ -78,6 +85,18 @@ def describe_device(device: torch.device, config: Config) -> str:
     compiled = "compiled" if config.compile else "not compiled (--compile is faster in long runs)"
     tf32 = "on" if config.tf32 else "off"
     return f"device {device} ({torch.cuda.get_device_name(device)}), {precision}, TF32 {tf32}, {compiled}"
+
+
+@cache
+def instruction_set() -> str:
+    """Return vendor and highest instruction set of the processor, by which MKL and oneDNN choose their kernels."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    vendor, flags = (re.search(rf"^{name}\s*:\s*(.+)$", text, re.MULTILINE) for name in ("vendor_id", "flags"))
+    highest = [name for name in INSTRUCTION_SETS if flags and name in flags[1].split()]
+    return f"{vendor[1]} {highest[0]}" if vendor and highest else platform.machine()
 
 
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:

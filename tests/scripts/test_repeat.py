@@ -4,10 +4,11 @@ import json
 import shutil
 
 import pytest
-from conftest import runner
+from conftest import plugins_forgotten, runner
+from forked import Command, forked
 
 from scripts.reproduce import main as reproduce
-from utils.run.records import seal_of
+from tests.outcomes import change_record
 from utils.studies.repeat import choose, comparison_line
 
 TINY = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4"]
@@ -34,24 +35,16 @@ def read(folder) -> dict:
     return json.loads((folder / "record.json").read_text())
 
 
-def change(records, name: str, **entries) -> None:
-    """Change entries of a record and seal it again."""
-    record = read(records / name) | entries
-    (records / name / "record.json").write_text(json.dumps(record | {"seal": seal_of(record)}))
-
-
-def test_equal_numbers_are_identical_and_another_digit_differs(original, records, capsys, monkeypatch):
-    monkeypatch.setattr("utils.studies.repeat.time.strftime", lambda _: "first")
+def test_equal_numbers_are_identical_and_another_digit_differs(original, records, capsys):
     assert repeat(records) == 0
     line, count = capsys.readouterr().out.splitlines()
     assert line.startswith(f"identical  {original.name}: ")
-    assert "instruction set" not in line
+    assert "conditions" not in line
     assert count == "1 of 1 identical"
 
     results = read(original)["results"]
     results["class_il"]["matrix"][-1][0] += 1e-9
-    change(records, original.name, results=results)
-    monkeypatch.setattr("utils.studies.repeat.time.strftime", lambda _: "second")
+    change_record(records / original.name, results=results)
     assert repeat(records, original.name) == 1
     line, count = capsys.readouterr().out.splitlines()
     assert line.startswith(f"differs    {original.name}: ")
@@ -62,15 +55,47 @@ def test_equal_numbers_are_identical_and_another_digit_differs(original, records
     assert first["seconds"] != second["seconds"]
 
 
-def test_another_instruction_set_is_named(original):
+@pytest.mark.parametrize("condition", ["instruction_set", "device", "variables", "tf32", "torch"])
+def test_other_conditions_are_named_and_unknown_ones_are_not(original, condition):
     record = read(original)
-    other = record | {"conditions": [record["conditions"][0] | {"device": "cpu (AVX3)"}]}
-    assert "instruction set" in comparison_line(other, record)
+    other = record | {"conditions": [record["conditions"][0] | {condition: "other"}]}
+    assert f"{condition} {record['conditions'][0][condition]} instead of other" in comparison_line(other, record)
+    del other["conditions"][0][condition]
+    assert "conditions" not in comparison_line(other, record)
+
+
+PLUGIN = """
+from models.sgd import Sgd
+from utils.config.registry import MODELS
+
+@MODELS.register("scaled-sgd", help="sgd with another loss")
+class ScaledSgd(Sgd):
+    def loss(self, batches, outputs, index):
+        return {name: 1.0 * term for name, term in super().loss(batches, outputs, index).items()}
+"""
+
+
+def test_a_changed_loss_differs_and_a_missing_plugin_is_named(tmp_path, capsys):
+    """The method is a plug-in, which a repetition loads only if the command names it."""
+    folder, words = tmp_path / "mine", ["--debug_mode", *TINY[4:], "--results_path", str(tmp_path), "--non_verbose"]
+    folder.mkdir()
+    (folder / "scaled.py").write_text(PLUGIN)
+    (ended,) = forked(tmp_path / "out", [Command(["--plugins", str(folder), "--model", "scaled-sgd", *words])])
+    assert ended.code == 0, ended.stderr
+    assert repeat(tmp_path / "runs") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--plugins {folder}" in line
+    with plugins_forgotten():
+        assert repeat(tmp_path / "runs", "--plugins", str(folder)) == 0
+        (folder / "scaled.py").write_text(PLUGIN.replace("1.0", "1.5"))
+        capsys.readouterr()
+        assert repeat(tmp_path / "runs", "--plugins", str(folder)) == 1
+    assert capsys.readouterr().out.startswith("differs")
 
 
 def test_a_run_has_as_many_threads_as_before(original, records, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    change(records, original.name, conditions=[read(original)["conditions"][0] | {"num_threads": 2}])
+    change_record(records / original.name, conditions=[read(original)["conditions"][0] | {"num_threads": 2}])
     repeat(records)
     [path] = records.parent.glob("again/*/runs/*/record.json")
     assert [each["num_threads"] for each in read(path.parent)["conditions"]] == [2]

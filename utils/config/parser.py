@@ -67,7 +67,9 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
         try:
             explicit = _file_options(values, from_record, in_file, explicit) | explicit
         except UsageError as error:
-            raise UsageError(f"{path}: {error}") from None
+            missing = [str(name) for name in more if str(name) not in plugins]
+            hint = f" The run was given --plugins {' '.join(missing)}" if missing else ""
+            raise UsageError(f"{path}: {error}{hint}") from None
     if "seed" in explicit and "seeds" in explicit:
         raise UsageError("--seed and --seeds contradict each other; give one")
     return explicit | ({"plugins": tuple(plugins)} if plugins else {})

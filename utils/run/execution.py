@@ -17,7 +17,7 @@ from utils.run.build import ABSENT, StreamBuilder, build_method, build_network, 
 from utils.run.code_digest import code_digests
 from utils.run.observers import JsonLines, Observer, Progress, TensorBoardRun, WandbRun
 from utils.run.probes import PROBES, Probe, write_recording
-from utils.run.records import conditions
+from utils.run.records import conditions, different_conditions
 from utils.run.run_folder import RunFolder
 from utils.run.saved_model import save_model
 from utils.run.signals import Interrupted, Signals
@@ -66,12 +66,12 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     config = training.config
     state = folder.resume_or_reset()
     training.checkpoints = folder.checkpoints
-    now = conditions(cast("Network", training.method.net)) | {"compile": training.method.compiled is not None}
+    net = cast("Network", training.method.net)
+    device = next(net.parameters()).device
+    now = conditions(config, device) | {"norm_impl": net.norms.implementation(device)}
     before: list[dict[str, Any]] = state["conditions"] if state else []
     training.conditions = before if now in before else [*before, now]
-    if before and now not in before:
-        differing = [name for name, value in now.items() if value != before[-1].get(name)]
-        what = ", ".join(f"{name} {now[name]} instead of {before[-1].get(name)}" for name in differing)
+    if before and now not in before and (what := different_conditions(now, before[-1])):
         log.warning(f"resuming under other conditions ({what}); expect a difference like that between seeds")
     training.observers = build_observers(config, training.method, len(training.stream.train_sizes), folder)
     if not config.non_verbose:

@@ -8,27 +8,35 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import platform
 import resource
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from backbone.adab2n import __version__
 from utils.config.resolve import Config, active_options, new_names, selected_entries
+from utils.device import instruction_set
 from utils.errors import UsageError
 from utils.packages import version
 from utils.run import metrics
 from utils.run.identity import run_hash
 
-if TYPE_CHECKING:
-    from backbone.network import Network
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = ("main.py", *(f"{folder}/*.py" for folder in ("backbone", "models", "datasets", "utils", "scripts")))
+CONDITION_TITLES = {
+    "num_threads": "thread counts", "device": "devices", "instruction_set": "instruction sets",
+    "torch": "versions of torch", "norm_impl": "implementations of a norm", "tf32": "precisions of float32",
+    "deterministic": "--deterministic", "compile": "--compile", "variables": "environment variables",
+}  # fmt: skip
+# Environment variables that choose kernels.
+VARIABLES = ("ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "NVIDIA_TF32_OVERRIDE",
+             "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA")  # fmt: skip
 
 
 class BadRecord(Exception):
@@ -106,15 +114,47 @@ def plain(config: Config) -> dict[str, Any]:
     return {name: value if isinstance(value, json_types) else str(value) for name, value in config.values().items()}
 
 
-def conditions(net: Network) -> dict[str, Any]:
-    """Return what rounding depends on beside the command: under the same conditions a run has the same bits."""
-    device, cpu = next(net.parameters()).device, f"cpu ({torch.backends.cpu.get_cpu_capability()})"
+def conditions(config: Config, device: torch.device) -> dict[str, Any]:
+    """Return what rounding depends on beside the command: under the same conditions a run has the same bits.
+
+    None is what is unknown, or has no effect on the device. torch does not report which instruction sets oneDNN and MKL
+    use: they choose by the vendor and the instructions of the processor, unless an environment variable limits them.
+    """
+    backends: Any = torch.backends
+    on_cpu = device.type == "cpu"
+    matmul, conv = backends.cuda.matmul, backends.cudnn.conv
+    if on_cpu:
+        matmul, conv = backends.mkldnn.matmul, backends.mkldnn.conv
+    norm_impl = getattr(config, "norm_impl", "auto")
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
-        "num_threads": torch.get_num_threads(),
-        "norm_impl": net.norms.implementation(device),
+        "device": f"cpu ({backends.cpu.get_cpu_capability()})" if on_cpu else torch.cuda.get_device_name(device),
+        "instruction_set": instruction_set() if on_cpu else None,
+        "norm_impl": None if norm_impl == "auto" else norm_impl,
+        "num_threads": config.num_threads or torch.get_num_threads(),
         "torch": str(torch.__version__),
+        "tf32": f"matmul {matmul.fp32_precision}, conv {conv.fp32_precision}",
+        "deterministic": config.deterministic or torch.are_deterministic_algorithms_enabled(),
+        "compile": config.compile,
+        "variables": " ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ) or "none",
     }
+
+
+def different_conditions(now: dict[str, Any], before: dict[str, Any]) -> str:
+    """Return the conditions that differ, as text. What one of the two lacks is unknown, not different."""
+    known = [name for name in now if None not in (now[name], before.get(name))]
+    return ", ".join(f"{name} {now[name]} instead of {before[name]}" for name in known if now[name] != before[name])
+
+
+def mixed_conditions(records: Iterable[dict[str, Any]]) -> list[str]:
+    """Return a text for every condition in which records differ; each norm has implementations of its own."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for record in records:
+        for name, value in chain(*(each.items() for each in record["conditions"])):
+            norm = record["config"]["norm"] if name == "norm_impl" else ""
+            values.setdefault((name, norm), set()).update(() if value is None else (str(value),))
+    texts = {name: f"records of different {CONDITION_TITLES.get(name, name)} ({', '.join(sorted(each))})"
+             for (name, _), each in values.items() if len(each) > 1}  # fmt: skip
+    return [f"{text}, which round differently" for text in texts.values()]
 
 
 def environment() -> dict[str, Any]:

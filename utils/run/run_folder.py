@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,23 @@ from typing import Any
 from utils.config.resolve import Config
 from utils.console import log
 from utils.data.stream import StreamSpec
+from utils.device import pick_device
 from utils.errors import RunFailed, UsageError
 from utils.files import file_errors, folder_lock, write_json
 from utils.run.checkpoints import Checkpoints
 from utils.run.code_digest import changed_files, shortened
 from utils.run.identity import run_folder, run_identity
 from utils.run.probes import PROBES, has_recording
-from utils.run.records import BadRecord, environment, plain, provenance_text, read_record, seal_of
+from utils.run.records import (
+    BadRecord,
+    conditions,
+    different_conditions,
+    environment,
+    plain,
+    provenance_text,
+    read_record,
+    seal_of,
+)
 
 
 def missing_outcomes(options: dict[str, Any], record: dict[str, Any], folder: Path) -> list[str]:
@@ -86,6 +96,11 @@ class RunFolder:
         log.info(f"finished {provenance}, not trained again")
         if changed:
             log.info(by_changed_code)
+        with suppress(UsageError):  # a device that this machine lacks cannot be compared
+            now = conditions(self.config, pick_device(self.config.device))
+            texts = [different_conditions(now, before) for before in record["conditions"]]
+            if what := "; ".join(filter(None, texts)):
+                log.warning(f"today's conditions are not the record's ({what}), and round differently")
         self.checkpoints.remove()  # of a process that was killed after it had written the record
         return record
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
+import uuid
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from utils.config.parser import parse
 from utils.errors import UsageError
-from utils.run.records import provenance_text
+from utils.run.records import different_conditions, provenance_text
 from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.presets import PRESETS
 from utils.studies.runs import Run, Runs
@@ -18,22 +21,29 @@ from utils.studies.sweep import Display, sweep
 
 def repeat(arguments: Namespace) -> int:
     """Train again into a new folder, so that no earlier repetition can be returned."""
-    folder = Path(arguments.results_path) / time.strftime("%Y%m%d-%H%M%S")
-    recorded = Runs(PRESETS["paper"], str(folder), measured=Path(arguments.records))
+    recorded = Runs(PRESETS["paper"], os.devnull, measured=Path(arguments.records))
     records = {record["run"]: record for record in recorded.all_records()}
     for text in recorded.untrusted:
         raise UsageError(text)
     names = choose(list(records), arguments.runs, arguments.count)
+    folder = Path(arguments.results_path) / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
     runs = Runs(PRESETS["paper"], str(folder), measured=folder)  # without the records that are repeated
-    threads = {name: records[name]["conditions"][0]["num_threads"] for name in names}
+    conditions = {name: records[name]["conditions"][0] for name in names}
     wanted = []
     for name in names:
-        options: dict[str, Any] = {"config": Path(arguments.records) / name / "record.json", "results_path": folder}
-        options["num_threads"] = threads[name]  # which changes rounding, but not the name of a run
+        path = Path(arguments.records) / name / "record.json"
+        plugins = ["--plugins", *arguments.plugins] if arguments.plugins else []
+        parse(["--config", str(path), *plugins])  # a plug-in that is missing is reported before anything is trained
+        options: dict[str, Any] = {"config": path, "results_path": folder}
+        options |= {"plugins": arguments.plugins} if arguments.plugins else {}
+        # Options that change rounding, but not the name of a run.
+        chosen = {option: conditions[name].get(option) for option in ("num_threads", "deterministic", "compile")}
+        options |= {option: value for option, value in chosen.items() if value}
         if arguments.base_path and "base_path" in records[name]["config"]:
             options["base_path"] = arguments.base_path
         wanted.append(Run(name, options, folder / "runs" / name, records[name]["steps"]))
-    engine = LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu, max(threads.values()))
+    threads = max(each["num_threads"] for each in conditions.values())
+    engine = LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu, threads)
     outcome = sweep(wanted, runs, engine, retries=0, display=Display(len(wanted), 0))
     lines = [comparison_line(records[run.name], runs.record(run)) for run in wanted]
     identical = sum(line.startswith("identical") for line in lines)
@@ -56,8 +66,9 @@ def comparison_line(record: dict[str, Any], repeated: dict[str, Any] | None) -> 
         return f"not run    {record['run']}"
     same = (record["results"], record["steps"]) == (repeated["results"], repeated["steps"])
     line = f"{'identical' if same else 'differs':9}  {record['run']}: {summary(record)}; repeated {summary(repeated)}"
-    if {each["device"] for each in record["conditions"]} != {each["device"] for each in repeated["conditions"]}:
-        line += "; note: another device or instruction set, which rounds differently"
+    now = repeated["conditions"][0]
+    if what := "; ".join(filter(None, (different_conditions(now, before) for before in record["conditions"]))):
+        line += f"; note: other conditions ({what}), which round differently"
     return line
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any, Protocol
 
+from utils.run.records import mixed_conditions
 from utils.studies import plans
 from utils.studies.compare import Paired, dropped_seeds, records_by_seed, values_by_seed
 from utils.studies.plans import NORMS, PLANS, SMALLER_IS_BETTER, Cell, Comparison, Experiment, Plan, in_paper
@@ -219,11 +220,6 @@ def add_significance(table: Table, selection: Selection) -> None:
                 table.texts.setdefault(row, {})[column], table.numbers[row, column] = signed_rank(differences)
 
 
-# Of conditions, those with a title of their own. The implementation of a norm follows from the norm.
-CONDITIONS = {"num_threads": "thread counts", "device": "devices", "torch": "versions of torch"}
-FOLLOWS_FROM_NORM = "norm_impl"
-
-
 class Part(Protocol):
     """What is warned of: a table, or a statement."""
 
@@ -238,21 +234,13 @@ class Part(Protocol):
 
 
 def warnings(parts: Iterable[Part], runs: Runs) -> list[str]:
-    """Return a line for everything in which the records of a part differ, and for what of the runs does not count.
-
-    A condition that a record lacks is unknown, and differs from none.
-    """
+    """Return a line for everything in which the records of a part differ, and for what of the runs does not count."""
     ids_by_text: dict[str, list[str]] = {}
     for part in parts:
         records, texts = part.records.values(), []
         if resumed := sum(bool(record.get("code_changes")) for record in records):
             texts.append(f"{resumed} records are of runs that were resumed with changed code")
-        conditions = [condition for record in records for condition in record["conditions"]]
-        for name in dict.fromkeys(name for condition in conditions for name in condition if name != FOLLOWS_FROM_NORM):
-            values = {str(condition[name]) for condition in conditions if condition.get(name) is not None}
-            if len(values) > 1:
-                title = CONDITIONS.get(name, f"values of {name}")
-                texts.append(f"records of different {title} ({', '.join(sorted(values))}), which round differently")
+        texts += mixed_conditions(records)
         contents: dict[str, set[str]] = {}
         for identity in (record["identity"] for record in records):
             contents.setdefault(identity["dataset"], set()).add(identity["data"])

@@ -16,7 +16,7 @@ from utils.console import log
 from utils.errors import UsageError
 from utils.files import write_json
 from utils.run.build import StreamBuilder
-from utils.run.records import BadRecord, read_record, seal_of
+from utils.run.records import BadRecord, different_conditions, read_record, seal_of
 from utils.studies.claims import judge_all, summary
 from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.launchers.ray import RayEngine
@@ -105,11 +105,15 @@ def run_missing(arguments: Namespace) -> int:
 
 def announce(required: dict[str, Run], wanted: list[Run], waiting: int, runs: Runs) -> None:
     """Print how many runs there are, how many are finished, and how long the others will take."""
-    finished = sum(runs.record(run) is not None for run in required.values())
+    records = [record for run in required.values() if (record := runs.record(run))]
     later = f", and {waiting} experiments wait for their kappa and lambda" if waiting else ""
-    print(f"{len(required)} runs, {finished} of them finished, {len(wanted)} to run{later}", file=sys.stderr)
+    print(f"{len(required)} runs, {len(records)} of them finished, {len(wanted)} to run{later}", file=sys.stderr)
     if stale := [run.name for run in required.values() if runs.has_changed_code(run)]:
         log.warning(f"{len(stale)} finished runs are of code that has changed since, such as {stale[0]}; see --rerun")
+    now = {"num_threads": runs.num_threads, "torch": str(torch.__version__)}  # a launcher may choose another machine
+    other = {record["run"]: what for record in records if (what := different_conditions(now, record["conditions"][-1]))}
+    for name, what in list(other.items())[:1]:
+        log.warning(f"{len(other)} finished runs are of other conditions, such as {name}: {what}")
     time = total_time(expected_seconds(wanted, runs).values())
     print(f"time of one worker by recorded runs: {time}", file=sys.stderr)
 

@@ -2,13 +2,10 @@
 
 import os
 import sys
-from contextlib import contextmanager
 
 import pytest
-from conftest import call
+from conftest import call, plugins_forgotten
 from forked import refusal
-
-from utils.config.registry import FAILED_FILES, REGISTRIES
 
 # Both folders have a file `common`, with different values in it.
 MINE = {
@@ -89,21 +86,6 @@ def write(folder, files):
     folder.mkdir(parents=True, exist_ok=True)
     for name, source in files.items():
         (folder / f"{name}.py").write_text(source)
-
-
-@contextmanager
-def plugins_forgotten():
-    """Forget at the end which plug-ins were imported and what they registered, as if in another process."""
-    modules, entries = set(sys.modules), [dict(registry.entries()) for registry in REGISTRIES]
-    try:
-        yield
-    finally:
-        for registry, before in zip(REGISTRIES, entries, strict=True):
-            registry._entries = before
-        FAILED_FILES.clear()
-        for name in set(sys.modules) - modules:
-            if name.startswith(("plugins_", "my_package")):
-                del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from stopped_runs import Stop, observers_added, stopped
 import utils.run.execution
 import utils.run.observers
 from models.method import Method
-from tests.outcomes import outcome
+from tests.outcomes import change_record, outcome
 from utils.run.observers import Observer
 from utils.run.records import conditions
 
@@ -204,7 +204,7 @@ def test_every_change_of_conditions_is_reported_and_recorded(results):
     """One implementation, then another of another torch, then the first again, which is none."""
     stopped(results, *COMMAND, "--norm_impl", "fused", at=STOPPED_AT)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utils.run.execution, "conditions", lambda net: conditions(net) | {"torch": "9.9"})
+        patch.setattr(utils.run.execution, "conditions", lambda *where: conditions(*where) | {"torch": "9.9"})
         with observers_added(Stop({11})):
             second = runner(results)(*COMMAND, "--norm_impl", "reference")
     note, warning, _ = second.stderr.splitlines(keepends=True)
@@ -215,3 +215,43 @@ def test_every_change_of_conditions_is_reported_and_recorded(results):
     assert (third.code, third.stderr) == (0, goes_on(11))
     noted = [(each["norm_impl"], each["torch"]) for each in third.record["conditions"]]
     assert noted == [("fused", str(torch.__version__)), ("reference", "9.9")]
+
+
+def test_conditions_name_what_chooses_kernels(results, monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    (condition,) = runner(results)(*COMMAND, "--deterministic").record["conditions"]
+    torch.use_deterministic_algorithms(False)
+    assert condition["variables"] == "MKL_CBWR=COMPATIBLE"
+    assert (condition["deterministic"], condition["compile"]) == (True, False)
+    assert condition["instruction_set"]
+    assert "conv" in condition["tf32"]
+
+
+OTHER_CONDITIONS = [
+    ({"num_threads": 2}, "num_threads 1 instead of 2"),
+    ({"instruction_set": "GenuineIntel amx_bf16"}, "instruction_set"),
+    ({"variables": "MKL_CBWR=AVX2"}, "MKL_CBWR=AVX2"),
+    ({"deterministic": True}, "deterministic"),
+    ({"compile": True}, "compile"),
+    ({"tf32": "matmul tf32, conv tf32"}, "tf32"),
+    ({"instruction_set": None, "norm_impl": None}, ""),  # unknown
+]
+
+
+def test_stored_result_of_other_conditions_says_so(results):
+    finished = runner(results)(*COMMAND)
+    for recorded, keyword in OTHER_CONDITIONS:
+        change_record(finished.folder, conditions=[finished.record["conditions"][0] | recorded])
+        ended = runner(results)(*COMMAND)
+        note, *warnings = ended.stderr.splitlines(keepends=True)
+        assert (ended.code, len(warnings)) == (0, bool(keyword))
+        assert ANSWERED.fullmatch(note)
+        assert keyword in "".join(warnings)
+
+
+def test_seeds_of_different_conditions_are_named_beside_their_mean(results):
+    small = [*COMMAND, "--stop_after", "1"]
+    first = runner(results)(*small)
+    change_record(first.folder, conditions=[first.record["conditions"][0] | {"instruction_set": "GenuineIntel avx2"}])
+    ended = runner(results)(*small, "--seeds", "0,1")
+    assert [line for line in ended.stderr.splitlines() if "different instruction sets" in line]

@@ -186,3 +186,9 @@ def test_list_counts_only_records_that_can_be_trusted(spoiled, capsys):
     assert len(said.err.splitlines()) == len(reasons)
     for path, reason in reasons.items():
         assert f"{path} does not count: {reason}" in said.err
+
+
+def test_sweep_names_records_of_other_threads_than_it_asks_for(table, capsys):
+    assert on_table8("run", table, "--dry_run", "--num_threads", "2") == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "other conditions" in line]
+    assert "num_threads 2 instead of 1" in line

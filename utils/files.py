@@ -27,6 +27,13 @@ def file_errors(action: str, path: Path, advice: str, kind: type[Exception] = Us
         raise kind(f"cannot {action} {path}: {error.strerror or error}; {advice}") from error
 
 
+def reject_links(*paths: Path) -> None:
+    """Raise an OSError if one of these is a symbolic link: in a downloaded folder, it may lead anywhere."""
+    for path in paths:
+        if path.is_symlink():
+            raise OSError(f"{path} is a symbolic link, which is not followed; remove it")
+
+
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Call `write` on a temporary file beside `path`, flush it to the disk, and rename it to `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

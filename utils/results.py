@@ -79,11 +79,12 @@ def curves(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
     pd = import_or_usage_error("pandas", "utils.results")
     rows = []
     for name, folder in _runs_in(runs):
-        if (folder / "metrics.jsonl").exists():
-            events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        path = folder / "metrics.jsonl"
+        if path.exists() and not path.is_symlink():
+            events = map(json.loads, path.read_text().splitlines())
             rows += [{"run": name} | event for event in events if event["event"] == "log"]
         else:
-            log.warning(f"{folder} has no metrics.jsonl")
+            log.warning(f"{folder} has no metrics.jsonl of its own")
     return pd.DataFrame(rows, columns=["run", *CURVES]).astype(dict.fromkeys(("loss", "lr", "seconds"), "float64"))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from utils.files import reject_links
 from utils.packages import import_or_usage_error
 from utils.studies.plans import title_of
 
@@ -114,6 +115,7 @@ def save(draw: Callable[[], Drawing | None], folder: Path, name: str, formats: I
             if figure is None:
                 return []
             folder.mkdir(parents=True, exist_ok=True)
+            reject_links(*folder.glob("*"))
             for ending in formats:
                 paths.append(folder / f"{name}{theme.suffix}.{ending}")
                 figure.savefig(paths[-1], metadata=FORMATS[ending])

@@ -13,7 +13,7 @@ from utils.console import log
 from utils.data.stream import StreamSpec
 from utils.device import pick_device
 from utils.errors import RunFailed, UsageError
-from utils.files import file_errors, folder_lock, write_json
+from utils.files import file_errors, folder_lock, reject_links, write_json
 from utils.run.checkpoints import Checkpoints
 from utils.run.code_digest import changed_files, shortened
 from utils.run.identity import run_folder, run_identity
@@ -62,6 +62,7 @@ class RunFolder:
         """Create the folder and return its lock, which raises RunLocked if another process has it."""
         with file_errors("write to", self.path, "set --results_path"):
             self.path.mkdir(parents=True, exist_ok=True)
+        reject_links(self.path, *self.path.glob("*"))
         return folder_lock(self.path)
 
     def finished_record(self) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from typing import Any
 import pandas
 
 from utils.errors import UsageError
+from utils.files import reject_links
 from utils.packages import import_or_usage_error
 from utils.run.code_digest import shortened
 from utils.studies.claims import HEAD, Verdict, judge_all, words
@@ -236,6 +237,7 @@ def write_report(arguments: Namespace) -> int:
     problems = warnings([*tables, *chain(*verdicts)], selection.runs)
     folder = Path(arguments.output or Path(arguments.results_path) / "reports" / preset.name)
     folder.mkdir(parents=True, exist_ok=True)
+    reject_links(*folder.glob("*"))
     if arguments.ids[0].endswith(".toml"):
         note_study(Path(arguments.ids[0]), folder)
     pictures = draw_figures(plans, selection, folder / "figures", scale)

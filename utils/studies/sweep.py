@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from utils.files import is_locked
+from utils.files import is_locked, write_atomically
 from utils.run.signals import Signals
 from utils.studies.runs import Run, Runs
 
@@ -63,14 +63,15 @@ class Display:
 def progress_text(run: Run) -> str:
     """Return how far a run has come by the end of its log, empty if it has not trained yet."""
     with suppress(OSError, ValueError, KeyError, IndexError):  # not begun, or the line is half written
-        event = json.loads((run.folder / "metrics.jsonl").read_bytes().splitlines()[-1])
+        path = run.folder / "metrics.jsonl"
+        event = {} if path.is_symlink() else json.loads(path.read_bytes().splitlines()[-1])
         return f"{run.name} task {event['task'] + 1}, step {event['step']}/{run.steps}"
     return ""
 
 
 def log_tail(run: Run, count: int = 8) -> str:
     """Return the last lines that a run printed."""
-    text = run.log.read_text(errors="replace") if run.log.exists() else ""
+    text = run.log.read_text(errors="replace") if run.log.exists() and not run.log.is_symlink() else ""
     lines = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
     return "\n".join(f"  {line}" for line in lines[-count:])
 
@@ -161,7 +162,7 @@ class Sweep:
         self.outcome.failed[run.name] = reason
         self.display.say(f"FAILED {run.name}: {reason}; its log, {run.log}, ends\n{log_tail(run)}")
         with suppress(OSError):  # a full disk may be why it failed
-            run.failure.write_text(f"{reason}\n")
+            write_atomically(run.failure, lambda file: file.write(f"{reason}\n".encode()))
 
 
 def agrees_with_old_record(run: Run) -> bool:

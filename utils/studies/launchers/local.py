@@ -19,6 +19,7 @@ from multiprocessing.context import ForkServerProcess
 
 from utils import console
 from utils.errors import UsageError
+from utils.files import reject_links
 from utils.studies.runs import Run
 
 CHECKPOINT_SECONDS = 60.0  # that runs have for their last checkpoint
@@ -64,6 +65,7 @@ class LocalEngine:
 
     def start(self, run: Run) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
+        reject_links(run.folder, *run.folder.glob("*"))
         arguments = (run.command(), str(run.log), self.free[0], self._alive)
         process = self.context.Process(target=_train, args=arguments, daemon=True)
         process.start()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils.errors import UsageError
+from utils.files import reject_links
 from utils.studies.runs import Run
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -69,6 +70,7 @@ class SlurmEngine:
 
     def start(self, run: Run) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
+        reject_links(run.folder, *run.folder.glob("*"))
         self.pending.append(run.with_absolute_paths())
 
     def submit(self) -> None:

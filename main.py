@@ -25,7 +25,7 @@ WORST_LAST = (0, 3, 1, 2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit code: 0 finished, 1 failed, 2 bad usage, 3 running elsewhere, 130 and 143 stopped by a signal."""
+    """Return the exit code: 0 finished, 1 failed, 2 bad usage, 3 running elsewhere, 128 + n stopped by signal n."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if "--help" in words or "-h" in words:

@@ -36,8 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     except (UsageError, OSError) as error:
         console.print_error(error)
         return 2
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as error:
+        return getattr(error, "exit_code", 130)
 
 
 def parser() -> argparse.ArgumentParser:

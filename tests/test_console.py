@@ -83,6 +83,22 @@ def test_a_signal_is_only_noted_while_it_is_held():
             signals.check()
 
 
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_standard_error_that_is_gone_is_no_error():
+    body = (
+        "console.os.close(2), print('text', file=sys.stderr, flush=True), console.log.warning('text'), print('went on')"
+    )
+    assert ended(body)[:2] == (0, "went on\n")
+
+
 def test_interrupt_before_there_is_anything_to_save_is_one_line(monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 from conftest import goes_on, runner
-from stopped_runs import RUN, STOPPED, Stop, add_observers, names, numbers, steps_of, undisturbed
+from stopped_runs import RUN, STOPPED, Stop, add_observers, names, numbers, steps_of, stopped, undisturbed
 
 import datasets.image_cache
 import utils.run.training
@@ -48,6 +48,14 @@ def test_signal_during_an_evaluation_stops_at_once(results, straight, number, nt
     assert steps_of(folder) == [29 * k for k in range(max(1, nth - 1), nth + 1)]
     finished = runner(results)(*RUN)
     assert (finished.code, finished.stderr) == (0, goes_on(29 * nth) if nth else "")
+    assert outcome(results) == straight
+
+
+def test_every_signal_that_stops_a_run_leaves_a_checkpoint(results, straight):
+    """A closed terminal, Slurm and a CPU limit, one after the other."""
+    for number, at in ((signal.SIGHUP, 40), (signal.SIGUSR1, 70), (signal.SIGXCPU, 100)):
+        stopped(results, *RUN, at=at, number=number)
+    assert runner(results)(*RUN).code == 0
     assert outcome(results) == straight
 
 

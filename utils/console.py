@@ -3,12 +3,16 @@
 Notes and warnings go through the logger `adab2n`: `logging.getLogger("adab2n").setLevel("ERROR")` silences them.
 """
 
+import io
 import logging
 import os
 import signal
 import sys
+from contextlib import suppress
+from typing import Any
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
+# Each ends a run after a checkpoint. Slurm users choose SIGUSR1; a closed terminal sends SIGHUP, a CPU limit SIGXCPU.
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 
 
 class StderrHandler(logging.Handler):
@@ -29,11 +33,31 @@ def in_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
+class SafeStream:
+    """A stream whose errors are ignored: a run goes on when its terminal is closed or the reader of a pipe is gone."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self.stream.flush()
+
+
 def begin() -> None:
-    """Escape what the encoding of the streams lacks; the first call of a main program."""
+    """Escape what the encoding of the streams lacks, and make standard error safe; the first call of a main program."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    sys.stderr = SafeStream(sys.stderr or io.StringIO())  # None if it was closed
 
 
 def end(code: int) -> int:

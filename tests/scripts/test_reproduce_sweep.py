@@ -192,6 +192,26 @@ def test_slurm_task_trains_again_only_until_it_has_begun(tmp_path, monkeypatch):
     assert first != second
 
 
+def test_slurm_task_queues_itself_again_after_each_signal(tmp_path, monkeypatch):
+    _, [run, *_] = tiny_runs(tmp_path)
+    engine = SlurmEngine(tmp_path / "slurm", 1, retries=0, options=[])
+    monkeypatch.setattr(slurm, "_call", lambda *command: subprocess.CompletedProcess(command, 0, "7\n", ""))
+    engine.start(run)
+    engine.submit()
+    endless = "trap 'exit 143' TERM; echo ready; while :; do sleep 0.1; done"
+    (engine.folder / "commands.txt").write_text(f"{shlex.join(['bash', '-c', endless])}\n")
+    (tmp_path / "scontrol").write_text(f"#!/bin/bash\necho $@ >> {tmp_path}/queue\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    ids = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        job = subprocess.Popen(["bash", engine.folder / "job.sh"], env=os.environ | ids)
+        wait_for(lambda: run.log.exists() and "ready" in run.log.read_text())
+        job.send_signal(number)
+        assert job.wait() == 143
+        run.log.unlink()
+    assert (tmp_path / "queue").read_text() == "requeue 7_0\n" * 2
+
+
 # --- forecasts --------------------------------------------------------------------------------------------------------
 
 
@@ -228,9 +248,9 @@ def in_training(folder: Path) -> list[Path]:
 def test_interrupted_and_killed_sweep_goes_on_and_repeats_nothing(tmp_path, capsys):
     process = run_table8(tmp_path)
     wait_for(lambda: in_training(tmp_path))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGUSR1)
     _, err = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 128 + signal.SIGUSR1
     assert "Traceback" not in err
     assert is_idle(tmp_path)
     done, stopped = len(finished(tmp_path)), {path.parent for path in tmp_path.glob("runs/*/checkpoint-*.pt")}

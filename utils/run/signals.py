@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a run after a checkpoint; a second SIGINT quits at once."""
+"""The signals in `STOPS` end a run after a checkpoint; a second SIGINT quits at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in STOPS}
+            is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            numbers = [number for number in STOPS if not (is_nohup and number == signal.SIGHUP)]
+            self._before = {number: signal.signal(number, self._handle) for number in numbers}
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._before)
         return self
 

@@ -104,7 +104,7 @@ class Sweep:
     outcome: Outcome = field(default_factory=Outcome)
 
     def run(self) -> Outcome:
-        """The first SIGINT or SIGTERM stops all runs after a checkpoint; a second SIGINT ends the process at once."""
+        """The first of the signals in STOPS stops all runs after a checkpoint; a second SIGINT quits at once."""
         with Signals() as signals, signals.held():
             try:
                 while (self.waiting or self.running) and signals.received is None:

@@ -1,7 +1,8 @@
 """`--launcher slurm`: one array job whose tasks each run one line of a file of commands.
 
-Before its time limit, or when it is preempted, a task is sent SIGTERM: the run saves a checkpoint and the task puts
-itself back into the queue, from where it resumes. The task also makes the retries of a run that fails.
+Before its time limit, or when it is preempted, a task is sent SIGTERM, or SIGUSR1 if `--sbatch_args` has
+`--signal=B:USR1@SECONDS`. Then the run saves a checkpoint and the task puts itself back into the queue, from where it
+resumes. The task also makes the retries of a run that fails.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ for attempt in $(seq 0 {retries}); do
     # Bash runs a trap only between commands, so the run is in the background and waited for.
     eval "exec $command" >> "$run/output.log" 2>&1 &
     child=$!
-    trap stop TERM
+    trap stop TERM USR1
     wait $child
     code=$?
     case $code in 0 | 2 | 3) break ;; esac  # finished, bad usage, or running elsewhere

@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -219,3 +220,30 @@ def test_page_that_fails_on_the_way_is_told_once_and_the_run_goes_on(run_main, f
     assert (finished.code, finished.record["status"]) == (0, "finished")
     (line,) = finished.stderr.splitlines()
     assert line.startswith("warning: Weights & Biases")
+
+
+def hang(*_, **__):
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("name", ["log", "finish"])
+def test_page_that_hangs_is_left_alone_and_the_run_goes_on(run_main, fake_wandb, monkeypatch, name):
+    start = fake_wandb.init
+
+    def init(**settings):
+        page = start(**settings)
+        setattr(page, name, hang)
+        return page
+
+    monkeypatch.setattr(fake_wandb, "init", init)
+    monkeypatch.setattr("utils.run.observers.SECONDS_LIMIT", 0.2)
+    finished = run_main(*COMMAND, "--wandb_project", "p")
+    assert (finished.code, finished.record["status"]) == (0, "finished")
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("warning: Weights & Biases")
+
+
+def test_page_that_hangs_at_its_start_is_refused(run_main, fake_wandb, monkeypatch):
+    monkeypatch.setattr(fake_wandb, "init", hang)
+    monkeypatch.setattr("utils.run.observers.SECONDS_LIMIT", 0.2)
+    assert "WANDB_MODE=offline" in refusal(run_main(*COMMAND, "--wandb_project", "p"))

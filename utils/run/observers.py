@@ -6,9 +6,11 @@ import io
 import json
 import shutil
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from utils.step import Step
 from utils.tables import TITLES, percent
 
 Event = dict[str, Any]  # has at least `step` and `task`
+SECONDS_LIMIT = 120.0  # that a call of an external viewer may take
 
 
 class Observer:
@@ -121,23 +124,45 @@ class JsonLines(Observer):
         self._write("evaluation", event)
 
 
+class TimeLimit(Exception):
+    """A call that has not returned in time."""
+
+
+def call_within_limit(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """Call a function in a thread; raise TimeLimit, and leave the thread behind, if it takes too long."""
+    future: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call(*arguments, **keywords))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    if not wait([future], SECONDS_LIMIT).done:
+        raise TimeLimit(f"no answer in {SECONDS_LIMIT:g} s")
+    return future.result()
+
+
 class ExternalLogger(Observer):
     """Curves for an external viewer. Once it has started, none of its errors ends the run."""
 
     title: str
-    has_failed = False
+    has_failed = has_hung = False
 
     def send(self, values: dict[str, float], step: int) -> None:
         raise NotImplementedError
 
     def attempt(self, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        """Call a function of the viewer; only the first error prints a warning."""
+        """Call a function of the viewer; only the first error prints a warning. One that hangs is left alone."""
+        if self.has_hung:
+            return None
         try:
-            return call(*arguments, **keywords)
+            return call_within_limit(call, *arguments, **keywords)
         except Exception as error:
             if not self.has_failed:
                 log.warning(f"{self.title}: {_one_line(error)}; the run goes on, and its own log is complete")
-            self.has_failed = True
+            self.has_failed, self.has_hung = True, isinstance(error, TimeLimit)
 
     def on_log(self, event: Event) -> None:
         values = {name: event[name] for name in ("loss", "task", "lr") if event[name] is not None}
@@ -201,7 +226,8 @@ class WandbRun(ExternalLogger):
         page = {"project": self.config["wandb_project"], "entity": self.config["wandb_entity"], "id": self.id}
         about = {"name": self.folder.name, "notes": self.config["notes"], "config": self.config}
         try:
-            self.run = self.wandb.init(**page, **about, dir=str(self.folder), resume="allow")
+            keywords = {"dir": str(self.folder), "resume": "allow", "settings": {"finish_timeout": SECONDS_LIMIT / 2}}
+            self.run = call_within_limit(self.wandb.init, **page, **about, **keywords)
         except Exception as error:  # of wandb, its settings or the system
             advice = "log in with `wandb login`, set WANDB_MODE=offline, or remove the flag"
             raise UsageError(f"--wandb_project: {self.title} does not start ({_one_line(error)}); {advice}") from error

@@ -16,35 +16,34 @@ from typing import Any
 from utils import console
 from utils.config.parser import as_toml, help_text, listing, parse
 from utils.config.resolve import Config, resolve
-from utils.errors import RunFailed, UsageError
-from utils.files import RunLocked
+from utils.errors import UsageError
 
-# Errors that a command reports in one line.
-EXIT_CODES: dict[type[Exception], int] = {UsageError: 2, RunFailed: 1, RunLocked: 3, OSError: 2}
 WORST_LAST = (0, 3, 1, 2)
+USAGE = """\
+usage: python main.py --model NAME --dataset NAME [--norm NAME] [more flags]
+  python main.py --model derpp --norm adab2n --dataset seq-digits    a first run, of a minute or two
+  python main.py --list                                              all models, norms and data sets
+  python main.py --help --model derpp --norm adab2n                  the flags of these; --help alone: all flags
+README.md says more."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code: 0 finished, 1 failed, 2 bad usage, 3 running elsewhere, 128 + n stopped by signal n."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        print(USAGE, file=sys.stderr)
+        return 2
     try:
         if "--help" in words or "-h" in words:
             print(help_text(words), end="")
             return 0
         return run(parse(words))
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        return 0
-    except tuple(EXIT_CODES) as error:
-        return complain(error)
+    except console.ERRORS as error:
+        return console.complain(error)
     except KeyboardInterrupt as error:
         name = str(error) or "SIGINT"  # without a name where there is nothing to save yet
         print(f"stopped by {name}; the same command goes on from the last checkpoint", file=sys.stderr)
         return getattr(error, "exit_code", 130)
-
-
-def complain(error: Exception, about: str = "") -> int:
-    console.print_error(f"{about}{error}")
-    return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
 
 
 def run(explicit: dict[str, Any]) -> int:
@@ -103,10 +102,10 @@ def run_seeds(configs: Sequence[Config]) -> int:
             records.append(record)
             paths.append(path)
             print()
-        except tuple(EXIT_CODES) as error:
-            code = complain(error, f"seed {config.seed}: ")
+        except console.ERRORS as error:
+            code = console.complain(error, f"seed {config.seed}: ")
         codes.append(code)
-        if code == EXIT_CODES[UsageError]:
+        if code == console.EXIT_CODES[UsageError]:
             break
     finished = [record for record in records if record["status"] == "finished"]
     if finished:

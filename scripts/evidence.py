@@ -18,7 +18,6 @@ from typing import Any
 
 from utils import console
 from utils.cli import Parser
-from utils.errors import UsageError
 from utils.figures.catalogue import FIGURES
 from utils.figures.style import save
 from utils.run.records import read_record
@@ -217,9 +216,8 @@ def main(argv: list[str] | None = None) -> int:
         for path, text in expected_files().items():
             path.write_text(text, encoding="utf-8")
         save(partial(FIGURES["confounds"].draw, evidence()), PAGE.parent, "confounds", ["png"])
-    except (UsageError, OSError) as error:
-        console.print_error(error)
-        return 2
+    except console.ERRORS as error:
+        return console.complain(error)
     return 0
 
 

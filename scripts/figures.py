@@ -28,9 +28,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments = parser.parse_args(words)
         arguments.plugins = given_plugins(words)
         return draw_figures(arguments)
-    except (UsageError, OSError) as error:
-        console.print_error(error)
-        return 2
+    except console.ERRORS as error:
+        return console.complain(error)
 
 
 def draw_figures(arguments: Namespace) -> int:

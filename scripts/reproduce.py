@@ -15,7 +15,6 @@ from utils import console
 from utils.cli import Parser
 from utils.config.options import integer
 from utils.config.plugins import given_plugins
-from utils.errors import UsageError
 
 MANY = 10_000  # workers, jobs or attempts; more is a slip
 COUNT = integer(1, MANY)
@@ -33,9 +32,8 @@ def main(argv: list[str] | None = None) -> int:
 
         arguments.plugins = given_plugins(words)
         return COMMANDS[arguments.command](arguments)
-    except (UsageError, OSError) as error:
-        console.print_error(error)
-        return 2
+    except console.ERRORS as error:
+        return console.complain(error)
     except KeyboardInterrupt as error:
         return getattr(error, "exit_code", 130)
 

@@ -47,12 +47,11 @@ def main(argv: list[str] | None = None) -> int:
             chosen[columns or list(chosen)].to_csv(arguments.csv, index=False)
         if arguments.parquet:
             chosen[columns or list(chosen)].to_parquet(arguments.parquet, index=False)
-    except (UsageError, OSError, ImportError) as error:
-        console.print_error(error)
-        return 2
-    overview = ["run", *(f"{setting}_faa" for setting in TITLES if f"{setting}_faa" in runs), "seed", "date"]
-    print(table(chosen[columns or [*overview, *(["status"] if arguments.failed else [])]]))
-    print(f"{len(chosen)} of {len(runs)} runs")
+        overview = ["run", *(f"{setting}_faa" for setting in TITLES if f"{setting}_faa" in runs), "seed", "date"]
+        print(table(chosen[columns or [*overview, *(["status"] if arguments.failed else [])]]))
+        print(f"{len(chosen)} of {len(runs)} runs")
+    except console.ERRORS as error:
+        return console.complain(error)
     return 0
 
 

@@ -40,9 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments = whole.parse_args(argv)
         arguments.print_result(arguments, theory.task_lengths(arguments.tasks, arguments.batches))
         return 0
-    except UsageError as error:
-        console.print_error(error)
-        return 2
+    except console.ERRORS as error:
+        return console.complain(error)
 
 
 def batches(text: str) -> list[int]:

@@ -91,6 +91,11 @@ def test_finished_run_without_its_network_asks_for_a_rerun(run_main, monkeypatch
     assert (finished.folder / "model.safetensors").is_file()
     refuse_to_train(monkeypatch)
     assert run_main("--model", "sgd", *TINY, "--save_model").code == 0
+    for damage in (lambda path: path.write_bytes(path.read_bytes()[:-1]), lambda path: path.unlink()):
+        damage(finished.folder / "model.safetensors")
+        line = refusal(run_main("--model", "sgd", *TINY, "--save_model"))
+        assert "model.safetensors" in line
+        assert "--rerun" in line
 
 
 def test_saved_network_comes_with_its_buffer(saved, measured):

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from conftest import runner
+from conftest import call, runner
 from forked import refusal
 
 import utils.run.build
+from models.method import Method
 from utils.config.registry import DATASETS
 
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
@@ -18,6 +19,45 @@ def check_refusal(finished, words):
     line = refusal(finished)
     for word in words:
         assert word in line
+
+
+def test_no_flags_are_five_lines_of_usage():
+    ended = call([])
+    assert (ended.code, ended.stdout, len(ended.stderr.splitlines())) == (2, "", 5)
+    assert "--list" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "keyword"),
+    [
+        (MemoryError(), "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."), "out of memory"),
+        (OSError(28, "No space left on device"), "make room"),
+        (None, "--lr"),
+    ],
+)
+def test_run_that_fails_for_want_of_room_or_range_is_one_line(run_main, monkeypatch, error, keyword):
+    if error:
+        monkeypatch.setattr(Method, "step", lambda *_: raise_error(error))
+    ended = run_main(*SGD, "--debug_mode", "--lr", "1e308")
+    assert (ended.code, ended.record["status"]) == (1, "failed")
+    (line,) = ended.stderr.splitlines()
+    assert keyword in line
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(MemoryError(), 1), (ImportError("libtorch.so: failed to map segment from shared object"), 2)]
+)
+def test_memory_that_ends_before_the_run_begins_is_one_line(monkeypatch, error, code):
+    monkeypatch.setattr("main.parse", lambda _: raise_error(error))
+    ended = call(SGD)
+    (line,) = ended.stderr.splitlines()
+    assert (ended.code, ended.stdout) == (code, "")
+    assert "out of memory" in line
+
+
+def raise_error(error):
+    raise error
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,14 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from utils.errors import RunFailed, UsageError
+from utils.files import RunLocked
+
+# Errors that a command reports in one line.
+EXIT_CODES: dict[type[Exception], int] = {
+    UsageError: 2, RunFailed: 1, RunLocked: 3, OSError: 2, MemoryError: 1, ImportError: 2,
+}  # fmt: skip
+ERRORS = tuple(EXIT_CODES)
 # Each ends a run after a checkpoint. Slurm users choose SIGUSR1; a closed terminal sends SIGHUP, a CPU limit SIGXCPU.
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
 
@@ -70,6 +78,17 @@ def end(code: int) -> int:
             print_error(f"cannot write to standard output: {error.strerror}; records are kept")
             return code or 1
     return code
+
+
+def complain(error: BaseException, about: str = "") -> int:
+    """Print an error in one line and return the exit code of the command."""
+    if isinstance(error, BrokenPipeError):  # the reader of a pipe has seen enough
+        return 0
+    text = str(error)
+    if isinstance(error, MemoryError) or "failed to map segment" in text:  # the latter when torch is imported
+        text = f"out of memory ({text or 'MemoryError'}); free some, or raise the limit"
+    print_error(f"{about}{text}")
+    return next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
 
 
 def print_error(message: object) -> None:

@@ -1,11 +1,14 @@
 """The table of runs on the terminal, its filters and files."""
 
 import csv
+import io
 from pathlib import Path
 
 import pytest
 
+from scripts.reproduce import main as reproduce
 from scripts.results import main
+from scripts.theory import main as theory
 from tests.scripts.records import finish, run_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,6 +85,25 @@ def test_mistakes_are_one_line(results, capsys, words, keyword):
     (line,) = err.splitlines()
     assert (out, line.startswith("error: ")) == ("", True)
     assert keyword in line
+
+
+class ClosedPipe(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (main, []),
+        (reproduce, ["list", "table8", "--preset", "smoke"]),
+        (theory, ["best-kappa", "--tasks", "5", "--batches", "10", "--share", "1/2"]),
+    ],
+)
+def test_reader_that_leaves_early_gets_no_complaint(results, monkeypatch, capsys, command, words):
+    monkeypatch.setattr("sys.stdout", ClosedPipe())
+    assert command([*words, *(() if command is theory else ("--results_path", str(results)))]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_csv_has_the_chosen_runs_in_order_with_all_columns(cells, results, tmp_path):

@@ -122,13 +122,17 @@ def build_method(config: Config, spec: StreamSpec, net: Network, device: torch.d
     return method
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "alloc" in str(error))
+
+
 @contextmanager
 def oom_as_usage_error(what: str) -> Iterator[None]:
     """Turn out-of-memory errors into a UsageError."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "alloc" not in str(error):
+    except Exception as error:
+        if not is_out_of_memory(error):
             raise
         raise UsageError(f"{what} does not fit into memory ({str(error)[:200]}); make it smaller") from error
 

@@ -13,7 +13,7 @@ from utils.config.resolve import Config
 from utils.console import in_notebook, log
 from utils.device import describe_device, pick_device, set_up_device
 from utils.errors import DataMissing, RunFailed, UsageError
-from utils.run.build import ABSENT, StreamBuilder, build_method, build_network, epoch_sizes
+from utils.run.build import ABSENT, StreamBuilder, build_method, build_network, epoch_sizes, is_out_of_memory
 from utils.run.code_digest import code_digests
 from utils.run.observers import JsonLines, Observer, Progress, TensorBoardRun, WandbRun
 from utils.run.probes import PROBES, Probe, write_recording
@@ -90,7 +90,13 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
         outcome = {"reason": f"{error}{advice if isinstance(error, OSError) else ''}"}
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        outcome = {"reason": reason, "traceback": traceback.format_exc()}
+        if is_out_of_memory(error):
+            advice = "free memory and give the same command again to go on, or make the batch or network smaller"
+            outcome = {"reason": f"out of memory ({reason[:200]}); {advice}"}
+        elif "without overflow" in reason:  # torch's words for a number beyond the range of its type
+            outcome = {"reason": f"{reason}; a number such as --lr is too large, make it smaller"}
+        else:
+            outcome = {"reason": reason, "traceback": traceback.format_exc()}
     record = folder.write_record(status, outcome | {"conditions": training.conditions}, training.stream.spec)
     for observer in training.observers:
         observer.on_end(record)

@@ -28,6 +28,7 @@ from utils.run.records import (
     read_record,
     seal_of,
 )
+from utils.run.saved_model import has_model
 
 
 def missing_outcomes(options: dict[str, Any], record: dict[str, Any], folder: Path) -> list[str]:
@@ -37,8 +38,10 @@ def missing_outcomes(options: dict[str, Any], record: dict[str, Any], folder: Pa
         missing.append("--final_statistics")
     if (late := options.get("late_evaluations", 0)) > record["config"].get("late_evaluations", 0):
         missing.append(f"--late_evaluations {late}")
-    if options.get("save_model") and not (folder / "model.safetensors").exists():
+    if options.get("save_model") and "model_sha256" not in record:
         missing.append("--save_model")
+    elif options.get("save_model") and not has_model(folder, record):
+        missing.append("a sound model.safetensors")
     return missing
 
 

@@ -56,6 +56,12 @@ def save_model(path: Path, method: Method) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def has_model(folder: Path, record: dict[str, Any]) -> bool:
+    """Return whether the saved network is there and unchanged."""
+    path, digest = folder / "model.safetensors", record.get("model_sha256")
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
+
+
 def read_saved(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return the record of a run and the tensors that it saved."""
     from safetensors.torch import load

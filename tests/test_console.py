@@ -38,6 +38,9 @@ def test_output_that_does_not_fit_on_the_disk_is_an_error():
     assert code == 1
     (line,) = err.splitlines()
     assert "No space left on device" in line
+    with open("/dev/full", "w") as full:
+        code, _, err = ended("print('output'), sys.exit(console.end(console.complain(OSError('full'))))", stdout=full)
+    assert (code, len(err.splitlines())) == (2, 1)
 
 
 def test_reader_that_leaves_early_gets_no_complaint():

@@ -74,9 +74,9 @@ def end(code: int) -> int:
         print(end="", flush=True)
     except OSError as error:  # a closed pipe is ignored
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes once more when it exits
-        if not isinstance(error, BrokenPipeError):
+        if not isinstance(error, BrokenPipeError) and not code:  # otherwise, an error has been reported
             print_error(f"cannot write to standard output: {error.strerror}; records are kept")
-            return code or 1
+            return 1
     return code
 
 

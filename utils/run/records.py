@@ -62,6 +62,8 @@ def read_record(path: Path) -> dict[str, Any] | None:
             raise BadRecord(f"it contradicts itself: {problem}")
     except FileNotFoundError:
         return None
+    except IsADirectoryError:
+        raise BadRecord("it is a folder") from None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         raise BadRecord("it is damaged, or of an older version of this project") from None
     return record

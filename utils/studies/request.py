@@ -72,6 +72,8 @@ def with_also(preset: Preset, also: str | None) -> Preset:
 
 def selection_of(arguments: Namespace, preset: Preset | None = None) -> Selection:
     load_plugins(arguments.plugins)
+    if Path(arguments.results_path).is_file():
+        raise UsageError(f"--results_path {arguments.results_path} is a file; give a folder")
     preset = preset or with_also(PRESETS[arguments.preset], arguments.also)
     if preset.needs_base_path and not arguments.base_path:
         raise UsageError(f"--preset {preset.name} needs --base_path, a folder of images as seq-folder reads it")

@@ -192,3 +192,16 @@ def test_sweep_names_records_of_other_threads_than_it_asks_for(table, capsys):
     assert on_table8("run", table, "--dry_run", "--num_threads", "2") == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "other conditions" in line]
     assert "num_threads 2 instead of 1" in line
+
+
+def test_results_path_that_is_a_file_and_a_record_that_is_a_folder_are_one_line(table, results, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert on_table8("list", tmp_path / "file") == 2
+    assert "--results_path" in capsys.readouterr().err
+    shutil.copytree(table, results)
+    path = min(results.glob("runs/*/record.json"))
+    path.unlink()
+    path.mkdir()
+    assert on_table8("list", results) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{path} does not count" in line

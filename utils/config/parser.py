@@ -67,8 +67,8 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
         try:
             explicit = _file_options(values, from_record, in_file, explicit) | explicit
         except UsageError as error:
-            missing = [str(name) for name in more if str(name) not in plugins]
-            hint = f" The run was given --plugins {' '.join(missing)}" if missing else ""
+            missing = [str(name) for name in more if from_record and str(name) not in plugins]
+            hint = f"; the run was given --plugins {' '.join(missing)}" if missing else ""
             raise UsageError(f"{path}: {error}{hint}") from None
     if "seed" in explicit and "seeds" in explicit:
         raise UsageError("--seed and --seeds contradict each other; give one")

@@ -104,7 +104,7 @@ class RunFolder:
             now = conditions(self.config, pick_device(self.config.device))
             texts = [different_conditions(now, before) for before in record["conditions"]]
             if what := "; ".join(filter(None, texts)):
-                log.warning(f"today's conditions are not the record's ({what}), and round differently")
+                log.warning(f"today's conditions are not the record's ({what}), and may round differently")
         self.checkpoints.remove()  # of a process that was killed after it had written the record
         return record
 

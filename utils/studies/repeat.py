@@ -68,7 +68,7 @@ def comparison_line(record: dict[str, Any], repeated: dict[str, Any] | None) -> 
     line = f"{'identical' if same else 'differs':9}  {record['run']}: {summary(record)}; repeated {summary(repeated)}"
     now = repeated["conditions"][0]
     if what := "; ".join(filter(None, (different_conditions(now, before) for before in record["conditions"]))):
-        line += f"; note: other conditions ({what}), which round differently"
+        line += f"; note: other conditions ({what}), which may round differently"
     return line
 
 

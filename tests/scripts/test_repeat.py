@@ -55,7 +55,7 @@ def test_equal_numbers_are_identical_and_another_digit_differs(original, records
     assert first["seconds"] != second["seconds"]
 
 
-@pytest.mark.parametrize("condition", ["instruction_set", "device", "variables", "tf32", "torch"])
+@pytest.mark.parametrize("condition", ["instruction_set", "device", "variables", "torch"])
 def test_other_conditions_are_named_and_unknown_ones_are_not(original, condition):
     record = read(original)
     other = record | {"conditions": [record["conditions"][0] | {condition: "other"}]}

@@ -75,8 +75,8 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
         log.warning(f"resuming under other conditions ({what}); expect a difference like that between seeds")
     training.observers = build_observers(config, training.method, len(training.stream.train_sizes), folder)
     if not config.non_verbose:
-        device = describe_device(next(training.method.net.parameters()).device, config)
-        print(f"run {folder.name}\nfolder {folder.path}\n{device}", file=sys.stderr, flush=True)
+        lines = f"run {folder.name}\nfolder {folder.path}\n{describe_device(device, config)}"
+        print(lines, file=sys.stderr, flush=True)
     status = "failed"
     try:
         outcome = training.run(state) | _write_outcomes(training, folder)

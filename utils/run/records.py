@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = ("main.py", *(f"{folder}/*.py" for folder in ("backbone", "models", "datasets", "utils", "scripts")))
 CONDITION_TITLES = {
     "num_threads": "thread counts", "device": "devices", "instruction_set": "instruction sets",
-    "torch": "versions of torch", "norm_impl": "implementations of a norm", "tf32": "precisions of float32",
+    "torch": "versions of torch", "norm_impl": "implementations of a norm", "tf32": "--tf32",
     "deterministic": "--deterministic", "compile": "--compile", "variables": "environment variables",
 }  # fmt: skip
 # Environment variables that choose kernels.
@@ -122,19 +122,16 @@ def conditions(config: Config, device: torch.device) -> dict[str, Any]:
     None is what is unknown, or has no effect on the device. torch does not report which instruction sets oneDNN and MKL
     use: they choose by the vendor and the instructions of the processor, unless an environment variable limits them.
     """
-    backends: Any = torch.backends
     on_cpu = device.type == "cpu"
-    matmul, conv = backends.cuda.matmul, backends.cudnn.conv
-    if on_cpu:
-        matmul, conv = backends.mkldnn.matmul, backends.mkldnn.conv
+    cpu = f"cpu ({torch.backends.cpu.get_cpu_capability()})"
     norm_impl = getattr(config, "norm_impl", "auto")
     return {
-        "device": f"cpu ({backends.cpu.get_cpu_capability()})" if on_cpu else torch.cuda.get_device_name(device),
+        "device": cpu if on_cpu else torch.cuda.get_device_name(device),
         "instruction_set": instruction_set() if on_cpu else None,
         "norm_impl": None if norm_impl == "auto" else norm_impl,
         "num_threads": config.num_threads or torch.get_num_threads(),
         "torch": str(torch.__version__),
-        "tf32": f"matmul {matmul.fp32_precision}, conv {conv.fp32_precision}",
+        "tf32": None if on_cpu else config.tf32,
         "deterministic": config.deterministic or torch.are_deterministic_algorithms_enabled(),
         "compile": config.compile,
         "variables": " ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ) or "none",

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock
-
 from datasets.dataset import RawData, by_content, content_digest
 from utils.errors import DataMissing, UsageError
+from utils.files import waited_lock
 
 Result = TypeVar("Result")
 
@@ -27,7 +26,7 @@ def download(load: Callable[[], Result], folder: Path, advice: str) -> Result:
     """Return what `load` downloads into a folder; runs that start together download once."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".download.lock"):
+        with waited_lock(folder / ".download.lock", f"that downloads into {folder}"):
             return load()
     except (OSError, RuntimeError) as error:
         raise DataMissing(f"cannot download into {folder} ({' '.join(str(error).split())}); {advice}") from error

@@ -8,12 +8,15 @@ import logging
 import os
 import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from utils.errors import RunFailed, UsageError
 from utils.files import RunLocked
 
+NOTE_SECONDS = 60.0
 # Errors that a command reports in one line.
 EXIT_CODES: dict[type[Exception], int] = {
     UsageError: 2, RunFailed: 1, RunLocked: 3, OSError: 2, MemoryError: 1, ImportError: 2,
@@ -35,6 +38,24 @@ log = logging.getLogger("adab2n")
 log.setLevel(logging.INFO)
 log.propagate = False
 log.addHandler(StderrHandler())
+
+
+@contextmanager
+def repeated_note(text: Callable[[], str]) -> Iterator[None]:
+    """Log a note once a minute while something takes long."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(NOTE_SECONDS):
+            log.info(text())
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def in_notebook() -> bool:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
+from utils.console import log, repeated_note
 from utils.errors import UsageError
 
 LIST_OF_NUMBERS = re.compile(r'\[\n([^][{}"]+)\]')  # a line feed within a string is escaped
@@ -80,6 +81,23 @@ def folder_lock(folder: Path) -> Iterator[None]:
     finally:
         with suppress(OSError):
             os.truncate(path, 0)
+        lock.release()
+
+
+@contextmanager
+def waited_lock(path: Path, purpose: str) -> Iterator[None]:
+    """Hold the lock file; while another process has it, say so at once and every minute."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        message = f"waiting for another process {purpose}"
+        log.info(message)
+        with repeated_note(lambda: message):
+            lock.acquire()
+    try:
+        yield
+    finally:
         lock.release()
 
 

@@ -239,7 +239,7 @@ class Dataset:
         return raw if config.validation is None else with_validation(raw, config.validation)
 
     def _stream(self, config: Config, spec: StreamSpec, train: Split, test: Split, **fields: Any) -> Stream:
-        """Return the stream of images and labels, in the order of tasks."""
+        """Return the stream of images and labels. `train_rows` and `test_rows` are their rows in the order of tasks."""
         train_ranges, test_ranges = (
             ((0, sizes[0]),) * spec.n_tasks if spec.shared_images else ranges(sizes)
             for sizes in (spec.train_sizes, spec.test_sizes)
@@ -273,13 +273,12 @@ class ClassDataset(Dataset):
 
     def stream(self, config: Config, spec: StreamSpec) -> Stream:
         label_of = self.stream_labels(config, spec.n_classes)
-        train, test = (
-            in_task_order(images, label_of[labels], spec, sizes)
-            for (images, labels), sizes in zip(
-                self._read(config).splits, (spec.train_sizes, spec.test_sizes), strict=True
-            )
-        )
-        return self._stream(config, spec, train, test)
+        train, test = ((images, label_of[labels]) for images, labels in self._read(config).splits)
+        rows = {
+            "train_rows": rows_by_task(train[1], spec, spec.train_sizes),
+            "test_rows": rows_by_task(test[1], spec, spec.test_sizes),
+        }
+        return self._stream(config, spec, train, test, **rows)
 
 
 class DomainDataset(Dataset):
@@ -327,14 +326,13 @@ def class_indices(words: Sequence[str], names: Sequence[str], dataset: str) -> l
     return [known[word] for word in words]
 
 
-def in_task_order(images: np.ndarray, labels: np.ndarray, spec: StreamSpec, sizes: tuple[int, ...]) -> Split:
-    """Return images and labels sorted by task, otherwise in their order, so that a task is one slice."""
+def rows_by_task(labels: np.ndarray, spec: StreamSpec, sizes: tuple[int, ...]) -> np.ndarray:
+    """Return the rows of all samples sorted by task, otherwise in their order, so that a task is one slice of them."""
     tasks = np.arange(spec.n_tasks).repeat([len(spec.classes_of(task)) for task in range(spec.n_tasks)])[labels]
     counts = tuple(np.bincount(tasks, minlength=spec.n_tasks).tolist())
     if counts != sizes:
         raise UsageError(f"the files of {spec.name} hold {counts} images for its tasks instead of {sizes}; add files")
-    order = np.argsort(tasks, kind="stable")
-    return images[order], labels[order]
+    return np.argsort(tasks, kind="stable")
 
 
 def held_out_count(size: int | np.ndarray, share: float) -> np.ndarray:

@@ -47,7 +47,10 @@ class StreamedImages(FromFiles):
         fields["decode"] = partial(_decode_by_name, self.listed_files(config), self.image_shape[1])
         workers = min(MOST_WORKERS, os.cpu_count() or 1) if config.num_workers is None else config.num_workers
         where = ranges(spec.train_sizes), ranges(spec.test_sizes)
-        return FileStream(spec, Files(*train), Files(*test), *where, num_workers=workers, **fields)
+        rows = (fields.pop(name, slice(None)) for name in ("train_rows", "test_rows"))
+        splits = zip((train, test), rows, strict=True)
+        train_files, test_files = (Files(names[row], labels[row]) for (names, labels), row in splits)
+        return FileStream(spec, train_files, test_files, *where, num_workers=workers, **fields)
 
 
 def _decode_by_name(files: ImageFiles, size: int, name: bytes) -> np.ndarray:

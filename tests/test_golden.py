@@ -58,15 +58,17 @@ def shortened(stream: TensorStream) -> TensorStream:
     return replace(
         stream,
         spec=replace(stream.spec, train_sizes=sizes, test_sizes=test_sizes),
-        train_data=first_of_each(stream.train_data, stream.train_ranges, trained),
-        test_data=first_of_each(stream.test_data, stream.test_ranges, TESTED),
+        train_data=first_of_each(stream.train_data, stream.train_rows, stream.train_ranges, trained),
+        test_data=first_of_each(stream.test_data, stream.test_rows, stream.test_ranges, TESTED),
         train_ranges=ranges(sizes),
         test_ranges=ranges(test_sizes),
+        train_rows=None,
+        test_rows=None,
     )
 
 
-def first_of_each(data: Batch, tasks: tuple[tuple[int, int], ...], count: int) -> Batch:
-    chosen = np.concatenate([np.arange(start, start + count) for start, _ in tasks])
+def first_of_each(data: Batch, rows: np.ndarray, tasks: tuple[tuple[int, int], ...], count: int) -> Batch:
+    chosen = np.concatenate([rows[start : start + count] for start, _ in tasks])
     return make_batch(data.images[chosen].numpy(), data.labels_host[chosen])
 
 

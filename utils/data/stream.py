@@ -1,7 +1,7 @@
 """Task streams: what the training loop, the methods and the evaluation see of a data set.
 
 `StreamSpec` holds the facts that are known without reading an image. `Stream` is the interface. `TensorStream` is for
-data that fit into memory: one uint8 tensor per split on the run's device, of which the data of a task are a view.
+data that fit into memory: one uint8 tensor per split on the run's device, of which a task has a range or some rows.
 `utils.data.file_stream` has the stream for larger data.
 """
 
@@ -163,40 +163,55 @@ class TensorStream(Stream[Batch]):
 
     # One function of uint8 images per task, such as a rotation: what distinguishes tasks that share their images.
     transforms: tuple[Callable[[torch.Tensor], torch.Tensor], ...] | None = None
+    # Rows of the data in the order of tasks, into which the images need not be copied; None: they are in this order.
+    train_rows: np.ndarray | None = field(default=None, kw_only=True)
+    test_rows: np.ndarray | None = field(default=None, kw_only=True)
 
     def to(self, device: torch.device) -> Self:
         train, test = (move_batch(data, device) for data in (self.train_data, self.test_data))
         return replace(self, train_data=train, test_data=test)
 
     def batches(self, task: int, epoch: int, first: int, extra: Batch | None = None) -> Iterator[Batch]:
-        data, mixed = self.task_data(task), False
+        (data, rows), mixed = self._train_task(task), False
         if extra is not None and len(extra) > 0:
-            data, mixed = concatenated([data, extra]), True
-        order = generator(self.seed, "shuffle", task, epoch).permutation(len(data))
+            data, rows, mixed = concatenated([self.task_data(task), extra]), None, True
+        size = len(data) if rows is None else len(rows)
+        order = generator(self.seed, "shuffle", task, epoch).permutation(size)
+        order = order if rows is None else rows[order]
         order_on_device = to_device(order, data.labels.device)
-        for start in range(first * self.batch_size, len(data), self.batch_size):
+        for start in range(first * self.batch_size, size, self.batch_size):
             part = slice(start, start + self.batch_size)
             yield index_batch(data, order[part], order_on_device[part], one_task=not mixed)
 
     def in_order(self, task: int, size: int) -> Iterator[Batch]:
-        return chunks(self.task_data(task), size)
+        data, rows = self._train_task(task)
+        return chunks(data, size, rows)
 
     def test(self, task: int, size: int) -> Iterator[Batch]:
-        return chunks(self._task_view(self.test_data, self.test_ranges, task, task), size)
+        data, rows = self._task(self.test_data, self.test_rows, self.test_ranges[task], task)
+        return chunks(data, size, rows)
 
     def task_data(self, task: int) -> Batch:
-        """Return all training samples of a task: a view, unless tasks have transforms."""
-        if not self.together:
-            return self._task_view(self.train_data, self.train_ranges, task, task)
-        if self.transforms is None:
-            return with_task(slice_batch(self.train_data, self.train_ranges[0][0], self.train_ranges[-1][1]), 0)
-        parts = [self._task_view(self.train_data, self.train_ranges, part, 0) for part in range(self.spec.n_tasks)]
-        return concatenated(parts)
+        """Return all training samples of a task: a view, if they lie in the order of tasks and have no transform."""
+        return next(self.in_order(task, self.train_sizes[task]))
 
-    def _task_view(self, data: Batch, where: tuple[tuple[int, int], ...], task: int, label: int) -> Batch:
-        """Return the samples of a task, with `label` as their task."""
-        batch = with_task(slice_batch(data, *where[task]), label)
-        return batch if self.transforms is None else replace(batch, images=self.transforms[task](batch.images))
+    def _train_task(self, task: int) -> tuple[Batch, np.ndarray | None]:
+        if not self.together:
+            return self._task(self.train_data, self.train_rows, self.train_ranges[task], task)
+        whole = self.train_ranges[0][0], self.train_ranges[-1][1]
+        if self.transforms is None:
+            return self._task(self.train_data, self.train_rows, whole, 0)
+        parts = [self._task(self.train_data, None, where, part)[0] for part, where in enumerate(self.train_ranges)]
+        return with_task(concatenated(parts), 0), None
+
+    def _task(
+        self, data: Batch, rows: np.ndarray | None, where: tuple[int, int], task: int
+    ) -> tuple[Batch, np.ndarray | None]:
+        """Return data and the rows of a task's samples in them; None: all, in their order."""
+        data = with_task(data if rows is not None else slice_batch(data, *where), task)
+        if self.transforms is not None:
+            data = replace(data, images=self.transforms[task](data.images))
+        return data, rows if rows is None else rows[slice(*where)]
 
 
 # --- functions of batches ---------------------------------------------------------------------------------------------
@@ -232,8 +247,14 @@ def index_batch(data: Batch, index: np.ndarray, index_on_device: torch.Tensor, *
     return Batch(images, labels, tasks, data.labels_host[index], tasks_host)
 
 
-def chunks(data: Batch, size: int) -> Iterator[Batch]:
-    return (slice_batch(data, start, start + size) for start in range(0, len(data), size))
+def chunks(data: Batch, size: int, rows: np.ndarray | None = None) -> Iterator[Batch]:
+    """Yield all samples as views, or those in these rows of one task, `size` at a time."""
+    if rows is None:
+        yield from (slice_batch(data, start, start + size) for start in range(0, len(data), size))
+        return
+    rows_on_device = to_device(rows, data.labels.device)
+    for part in (slice(start, start + size) for start in range(0, len(rows), size)):
+        yield index_batch(data, rows[part], rows_on_device[part], one_task=True)
 
 
 def concatenated(batches: Sequence[Batch]) -> Batch:

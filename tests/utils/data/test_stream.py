@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import CPU, make_spec, make_stream, sample_numbers
 
-from utils.data.stream import ranges
+from utils.data.stream import index_batch, ranges
 from utils.step import Batch
 
 SPEC = make_spec(n_tasks=3, n_classes=6, train_sizes=(10, 7, 12), test_sizes=(5, 6, 4))
@@ -118,6 +118,31 @@ def test_merged_stream_trains_all_tasks_as_one(stream):
     for batch in batches:
         assert batch.labels.tolist() == stream.train_data.labels_host[sample_numbers(batch.images)].tolist()
     assert numbers(as_single_task.in_order(0, 5)) == list(range(29))
+
+
+# --- rows -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_rows_replace_the_order_of_the_data(stream, together):
+    """Batches of shuffled data with the rows that undo it are those of the data in order; nothing else is moved."""
+    draw, shuffled, rows = np.random.default_rng(1), {}, {}
+    for part in ("train", "test"):
+        data = getattr(stream, f"{part}_data")
+        rows[f"{part}_rows"] = order = draw.permutation(len(data))
+        place = np.argsort(order)
+        shuffled[f"{part}_data"] = index_batch(data, place, torch.from_numpy(place))
+    other = replace(stream, **shuffled, **rows)
+    if together:
+        stream, other = stream.as_single_task(), other.as_single_task()
+    for task in range(len(stream.train_sizes)):
+        for extra in (None, strangers(3)):
+            pairs = zip(stream.batches(task, 1, 1, extra), other.batches(task, 1, 1, extra), strict=True)
+            assert all(same(*pair) for pair in pairs)
+        assert all(same(*pair) for pair in zip(stream.in_order(task, 3), other.in_order(task, 3), strict=True))
+    for task in range(3):
+        assert all(same(*pair) for pair in zip(stream.test(task, 4), other.test(task, 4), strict=True))
+    assert other.to(CPU).train_data.images.data_ptr() == shuffled["train_data"].images.data_ptr()
 
 
 # --- in order, test, device -----------------------------------------------------------------------------------

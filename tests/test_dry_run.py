@@ -35,7 +35,9 @@ def test_dry_run_prints_the_cost_and_toml_and_writes_nothing(run_main, results, 
 
 def test_dry_run_needs_no_data(run_main, tmp_path):
     words = ["--model", "er", "--dataset", "seq-cifar100", "--base_path", str(tmp_path / "none"), "--dry_run"]
-    assert "steps: 5000 in 20 tasks" in run_main(*words).stdout
+    report = run_main(*words).stdout
+    assert "steps: 5000 in 20 tasks" in report
+    assert "# loading: 0.2 GB" in report  # 60,000 images of 32x32 pixels
 
 
 def test_dry_run_reads_the_image_cache_and_writes_none(run_main, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ data that fit into memory: one uint8 tensor per split on the run's device, of wh
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -73,6 +74,12 @@ class StreamSpec:
     def shared_images(self) -> bool:
         """Whether all tasks have the same images, held once."""
         return self.is_domain and not self.streamed
+
+    @property
+    def image_bytes(self) -> int:
+        """Size of all images that are held in memory."""
+        n_images = sum(sum(sizes[:1] if self.shared_images else sizes) for sizes in (self.train_sizes, self.test_sizes))
+        return 0 if self.streamed else n_images * math.prod(self.image_shape)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:

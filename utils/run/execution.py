@@ -26,6 +26,9 @@ from utils.run.training import Training, total_steps
 if TYPE_CHECKING:
     from backbone.network import Network
 
+IMPORTS = 5e8  # bytes of memory that a process takes before it loads data, as measured
+LOADING = (2.2, 1.2)  # peak of memory per byte of images: with decoding and checking, and from the cache, at most
+
 
 def run_or_reuse(config: Config) -> tuple[dict[str, Any], RunFolder]:
     """Return the record of a run and its folder; a run that is not finished is trained first."""
@@ -46,7 +49,9 @@ def dry_run_report(config: Config) -> str:
     folder, sizes = RunFolder(config, spec, {}), epoch_sizes(config, spec)
     status = "finished" if folder.finished_record() else "not finished"
     steps = f"{total_steps(config, sizes)} in {len(sizes)} task{'s' if len(sizes) > 1 else ''}"
-    return f"# folder: {folder.path} ({status})\n# steps: {steps}"
+    peaks = (f"{(IMPORTS + factor * spec.image_bytes) / 1e9:.1f} GB" for factor in LOADING)
+    loading = f"{spec.image_bytes / 1e9:.1f} GB of images, peak of memory {' at a first start, '.join(peaks)} later"
+    return f"# folder: {folder.path} ({status})\n# steps: {steps}\n# loading: {loading}"
 
 
 def train(config: Config, data: StreamBuilder, folder: RunFolder, signals: Signals) -> dict[str, Any]:

@@ -124,7 +124,8 @@ def by_content(raw: RawData) -> RawData:
         images = np.ascontiguousarray(images)
         digests = np.array([hashlib.sha256(image).digest() for image in images], dtype="V32")
         order = np.lexsort((*digests.view(">u8").reshape(-1, 4).T, labels))
-        arrays += [images[order], labels[order]]
+        is_sorted = np.array_equal(order, np.arange(len(order)))
+        arrays += [images, labels] if is_sorted else [images[order], labels[order]]
     return RawData(*arrays)
 
 
@@ -201,6 +202,14 @@ class Dataset:
         train, _ = self.class_sizes(config)
         return [str(index) for index in range(len(train))]
 
+    def task_names(self, config: Config) -> Sequence[str]:
+        """Return the names of the tasks, where they have any."""
+        return ()
+
+    def source(self, config: Config) -> str:
+        """Return where the data were found and in which layout, for `--check_data`."""
+        return str(getattr(config, "base_path", "its own code"))
+
     def fingerprint(self, config: Config) -> str:
         """Return a digest of the content, which is part of a run's identity.
 
@@ -258,7 +267,10 @@ class ClassDataset(Dataset):
         n_classes, classes_per_task = len(train), config.task_classes
         if classes_per_task is None:
             if config.n_tasks is None or n_classes % config.n_tasks:
-                raise UsageError(f"--n_tasks {config.n_tasks} must divide the {n_classes} classes of {self.name}")
+                advice = "take a divisor, or give the number of classes of every task with --task_classes"
+                raise UsageError(
+                    f"--n_tasks {config.n_tasks} must divide the {n_classes} classes of {self.name}; {advice}"
+                )
             classes_per_task = (n_classes // config.n_tasks,) * config.n_tasks
         if sum(classes_per_task) != n_classes:
             raise UsageError(f"--task_classes sum to {sum(classes_per_task)}; {self.name} has {n_classes} classes")

@@ -1,26 +1,53 @@
-"""Data sets of image files, and their cache file.
+"""Data sets of image files, and their cache.
 
 A digest of the contents of all images is part of a run's identity. Reading every file for it takes a while, so it is
-kept in a cache file, together with the decoded images if they fit into memory. The name of the cache file has a digest
-of the images' names, sizes and modification times: if one of these changes, the images are read again.
+kept in a cache, a folder, together with the decoded images if they fit into memory. These are memory-mapped: a start
+copies nothing, and runs on one machine share them. The name of the folder has a digest of the images' names, sizes and
+modification times: if one of these changes, the images are read again, and the old folder is removed.
 """
 
 import hashlib
-from collections.abc import Sequence
+import json
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, fields, replace
+from math import prod
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
-from filelock import FileLock
+from torch.utils.data import Dataset as TorchDataset
 
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, Config, Dataset, RawData
+from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, Config, Dataset, RawData, content_digest
 from datasets.image_files import DECODING, ImageFiles, check_counts, decode, read_file
-from utils.config.options import Option
-from utils.console import log
-from utils.files import remove_temporaries, write_atomically
+from utils.config.options import Option, integer
+from utils.console import log, repeated_note
+from utils.data.file_stream import DamagedImage, damage_error, map_in_workers, split_into
+from utils.files import waited_lock, write_json
 
-CACHE_PATH = Option("cache_path", str, "Folder for decoded images (default: --base_path).", changes_numbers=False)
-CACHED_OPTIONS = (BASE_PATH, *SPLIT_OPTIONS, CACHE_PATH)
-Content = tuple[str, dict[str, np.ndarray]]  # digest of the image files, and the decoded images
+CACHE_PATH = Option(
+    "cache_path", str, "Folder for decoded images (default: .cache in --base_path).", changes_numbers=False
+)
+NUM_WORKERS = Option(
+    "num_workers", integer(0, 1024), "Processes to decode images (default: at most 4).", changes_numbers=False
+)
+CACHED_OPTIONS = (BASE_PATH, *SPLIT_OPTIONS, CACHE_PATH, NUM_WORKERS)
+MOST_WORKERS = 4  # by default
+PIECE = 256  # images that are decoded, copied or counted at once
+ABOUT = "about.json"
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a cache holds."""
+
+    fingerprint: str
+    classes: Sequence[str]
+    raw: RawData | None = None  # None if the images are streamed
+    statistics: Any = None  # mean and standard deviation of every channel, if the data set needs them
 
 
 class FromFiles(Dataset):
@@ -28,8 +55,10 @@ class FromFiles(Dataset):
 
     resize = False  # whether images of another size are resized, or refused
     images_per_class: tuple[int, int] | None = None  # for training and for testing, if all classes have the same
+    fingerprint_of_pixels = False  # instead of the files, so that it does not depend on their layout
+    needs_statistics = False  # whether the cache holds mean and standard deviation of the training images
     _listed: ImageFiles | None = None
-    _arrays: dict[str, np.ndarray] | None = None  # decoded for the fingerprint, until they are read
+    _content: Content | None = None
 
     def files(self, config: Config) -> ImageFiles:
         """Return the image files of the data set, given the resolved options of the run."""
@@ -39,7 +68,9 @@ class FromFiles(Dataset):
         if self._listed is None:
             self._listed = self.files(config)
             if self.images_per_class:
-                check_counts(self._listed, self.n_classes, *self.images_per_class)
+                self._listed = replace(self._listed, advice="replace {} by a good copy")
+                if self._listed.classes:
+                    check_counts(self._listed, self.n_classes, *self.images_per_class)
         return self._listed
 
     def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
@@ -51,85 +82,193 @@ class FromFiles(Dataset):
     def names(self, config: Config) -> Sequence[str]:
         return self.listed_files(config).classes
 
+    def source(self, config: Config) -> str:
+        files = self.listed_files(config)
+        return f"{files.root}: {files.layout}"
+
     def fingerprint(self, config: Config) -> str:
-        digest, _ = load(self.cache_file(config), header_only=True) or (None, {})
-        if digest is None:
-            digest, self._arrays = self._decode(config) if config.dry_run else self._load_or_decode(config)
-        return f"{digest}-v{DECODING}"
+        return self.cached_content(config).fingerprint
 
-    def cache_file(self, config: Config) -> Path:
-        kind = "digest" if self.streamed else f"{self.image_shape[1]}px"
-        name = f"{self.name}-{self.listed_files(config).stat_digest}-{kind}-v{DECODING}.safetensors"
-        return Path(config.cache_path or config.base_path) / name
+    def cached_content(self, config: Config) -> Content:
+        """Return the content of the cache, which is written if need be; a dry run writes nothing."""
+        if self._content is None:
+            cached = load(self.cache_folder(config))
+            self._content = cached or (self.decode(config) if config.dry_run else self._decode_and_cache(config))
+        return self._content
 
-    def _load_or_decode(self, config: Config) -> Content:
-        """Return the content of the cache file, written if need be. Runs that start together decode once."""
-        from safetensors.numpy import save
+    def cache_folder(self, config: Config) -> Path:
+        name = f"{self.name}-{self.listed_files(config).stat_digest}-{self._kind}-v{DECODING}"
+        return Path(config.cache_path or Path(config.base_path, ".cache")) / name
 
-        path, content = self.cache_file(config), None
+    @property
+    def _kind(self) -> str:
+        return "digest" if self.streamed else f"{self.image_shape[1]}px"
+
+    def _decode_and_cache(self, config: Config) -> Content:
+        """Return the content of the cache, written if need be. Runs that start together decode once."""
+        folder, content = self.cache_folder(config), None
+        files = self.listed_files(config)
+        about = {"root": str(files.root.resolve()), "selection": files.selection}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.parent / f"{self.name}.lock"):
-                content = load(path)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with waited_lock(folder.parent / f"{self.name}.lock", f"that reads the images of {self.name}"):
+                content = load(folder)
                 if content is None:
-                    digest, arrays = content = self._decode(config)
-                    remove_temporaries(path)  # of killed processes
-                    write_atomically(path, lambda file: file.write(save(arrays, metadata={"content": digest})))
+                    content = self.decode(config)
+                    self._remove_stale(folder, about)
+                    # The file that earlier versions wrote.
+                    remove(Path(config.cache_path or config.base_path, f"{folder.name}.safetensors"))
+                    save(folder, content, about)
+                    content = load(folder)
         except OSError as error:
             advice = "so every run reads all images; set --cache_path to a writable folder"
-            log.info(f"cannot write the image cache {path} ({error.strerror}), {advice}")
-        return content or self._decode(config)
+            log.info(f"cannot write the image cache {folder} ({error.strerror}), {advice}")
+        return content or self.decode(config)
 
-    def _decode(self, config: Config) -> Content:
-        """Read every file once, for its digest and, unless they are streamed or this is a dry run, its pixels."""
-        from tqdm import tqdm
+    def _remove_stale(self, folder: Path, about: dict[str, Any]) -> None:
+        """Remove caches of the same files as they were before, and what killed processes left. Needs the lock."""
+        digest = "[0-9a-f]" * 16
+        for path in folder.parent.glob(f".{self.name}-{digest}-*.tmp"):
+            remove(path)
+        for path in folder.parent.glob(f"{self.name}-{digest}-{self._kind}-v*"):
+            with suppress(OSError, ValueError, AttributeError):
+                if path == folder or about.items() <= json.loads((path / ABOUT).read_bytes()).items():
+                    remove(path)
 
-        size = 0 if self.streamed or config.dry_run else self.image_shape[1]
-        digest, arrays = hashlib.sha256(), {}
-        for part in ("train", "test"):
-            files = [*self.listed_files(config).digest_keys(part)]
-            images = np.empty((len(files), 3, size, size), dtype=np.uint8)
-            bar = tqdm(files, desc=f"reading {part} images", unit="img", disable=True if config.non_verbose else None)
-            for index, (key, path) in enumerate(bar):
-                content = read_file(path)
-                digest.update(key + f" {hashlib.sha256(content).hexdigest()}\n".encode())
-                if size:
-                    images[index] = decode(path, content, size, resize=self.resize)
-            arrays[f"{part}_images"] = images
-        if size:
-            arrays["mean"], arrays["std"] = channel_statistics(arrays["train_images"])
-        return digest.hexdigest()[:16], arrays if size else {}
+    def decode(self, config: Config) -> Content:
+        """Read every file once, for its digest and, if they are held in memory, its pixels."""
+        files = self.listed_files(config)
+        keys = [*files.digest_keys()]
+        is_decoded = not self.streamed and (self.fingerprint_of_pixels or not config.dry_run)
+        images = shared_array((len(keys), *self.image_shape)) if is_decoded else None
+        work = ReadPieces([files.path(name) for _, name in keys], images, self.resize)
+        pieces = split_into(np.arange(len(keys)), PIECE)
+        digest, damaged = hashlib.sha256(), list[str]()
+        with (
+            closing(map_in_workers(work, pieces, number_of_workers(config))) as results,
+            progress(config, f"reading the images of {self.name}", len(keys)) as advance,
+        ):
+            for piece, (digests, messages) in zip(pieces, results, strict=True):
+                damaged += messages
+                for index, content in zip(piece, digests, strict=True):
+                    digest.update(keys[index][0] + f" {content}\n".encode())
+                advance(len(piece))
+        if damaged:
+            raise damage_error(damaged, files.advice)
+        content = Content(f"{digest.hexdigest()[:16]}-v{DECODING}", files.classes)
+        if images is None:
+            return content
+        count = len(files.train.names)
+        raw = RawData(images[:count], files.train.labels, images[count:], files.test.labels)
+        if self.fingerprint_of_pixels:
+            content = replace(content, fingerprint=content_digest(raw))
+        statistics = channel_statistics(raw.train_images) if self.needs_statistics else None
+        return replace(content, raw=raw, statistics=statistics)
 
 
 class CachedImages(FromFiles, ClassDataset):
     """A data set of image files that are decoded once and held in memory."""
 
-    statistics: tuple[tuple[float, ...], tuple[float, ...]]  # mean and std of the training images, set by `read`
-
     def read(self, config: Config) -> RawData:
-        files, arrays, self._arrays = self.listed_files(config), self._arrays, None
-        if arrays is None:
-            _, arrays = load(self.cache_file(config)) or self._load_or_decode(config)
-        self.statistics = tuple(arrays["mean"].tolist()), tuple(arrays["std"].tolist())
-        return RawData(arrays["train_images"], files.train.labels, arrays["test_images"], files.test.labels)
+        return cast("RawData", self.cached_content(config).raw)
 
 
-def load(path: Path, *, header_only: bool = False) -> Content | None:
-    """Return the content of a cache file, without arrays if `header_only`; None if it is missing or damaged."""
-    from safetensors import safe_open
+class ReadPieces(TorchDataset[tuple[list[str], list[str]]]):
+    """Maps the indices of a piece to the digests of its files and a list of damaged ones.
 
+    Pixels are written to an array that all processes share.
+    """
+
+    def __init__(self, paths: list[Path], images: np.ndarray | None, resize: bool):
+        self.paths, self.images, self.resize = paths, images, resize
+
+    def __getitem__(self, piece: np.ndarray) -> tuple[list[str], list[str]]:
+        digests, damaged = [], []
+        for index in piece:
+            path, content = self.paths[index], b""
+            try:
+                content = read_file(path)
+                if self.images is not None:
+                    self.images[index] = decode(path, content, self.images.shape[2], resize=self.resize)
+            except DamagedImage as error:  # raised in a worker, it would get a traceback of many lines
+                damaged.append(str(error))
+            digests.append(hashlib.sha256(content).hexdigest())
+        return digests, damaged
+
+
+def number_of_workers(config: Config) -> int:
+    return min(MOST_WORKERS, os.cpu_count() or 1) if config.num_workers is None else config.num_workers
+
+
+def shared_array(shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array of bytes that this process shares with its forks. Pages take memory when they are written."""
+    return np.frombuffer(mmap.mmap(-1, prod(shape)), np.uint8).reshape(shape)
+
+
+@contextmanager
+def progress(config: Config, title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how many of a number of images are done: with a bar in a terminal, otherwise with a note every minute."""
+    from tqdm import tqdm
+
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        bar.update(count)
+
+    with tqdm(total=total, desc=title, unit="img", disable=True if config.non_verbose else None) as bar:
+        needs_notes = bar.disable and not config.non_verbose
+        with repeated_note(lambda: f"{title}: {done} of {total}") if needs_notes else nullcontext():
+            yield advance
+
+
+def load(folder: Path) -> Content | None:
+    """Return the content of a cache; None if it is missing or damaged."""
     try:
-        with safe_open(path, framework="np") as file:
-            names = [] if header_only else file.keys()
-            return file.metadata()["content"], {name: file.get_tensor(name) for name in names}
+        about = json.loads((folder / ABOUT).read_bytes())
+        content = Content(about["fingerprint"], about["classes"], statistics=about["statistics"])
+        if not about["has_images"]:
+            return content
+        # Copied on write: what a run might do to the images does not reach the files.
+        arrays = (np.load(folder / f"{field.name}.npy", mmap_mode="c") for field in fields(RawData))
+        return replace(content, raw=RawData(*arrays))
     except Exception:  # a damaged file can raise almost anything
         return None
 
 
-def channel_statistics(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def save(folder: Path, content: Content, about: dict[str, Any]) -> None:
+    """Write a cache under a temporary name and rename it when it is whole."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    about = about | {"fingerprint": content.fingerprint, "classes": [*content.classes]}
+    about |= {"statistics": content.statistics, "has_images": content.raw is not None}
+    try:
+        temporary.mkdir()
+        for name, array in vars(content.raw).items() if content.raw else ():
+            with open(temporary / f"{name}.npy", "wb") as file:
+                np.save(file, array)
+                file.flush()
+                os.fsync(file.fileno())
+        write_json(temporary / ABOUT, about)
+        os.rename(temporary, folder)
+    except BaseException:
+        remove(temporary)
+        raise
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one."""
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink()
+
+
+def channel_statistics(images: np.ndarray) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation of every channel in [0, 1], exactly, from counts of the 256 values."""
-    values = np.arange(256) / 255
-    shares = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)])
-    shares = shares / shares.sum(1, keepdims=True)
+    values, counts = np.arange(256) / 255, np.zeros((images.shape[1], 256), dtype=np.int64)
+    for start in range(0, len(images), PIECE):
+        for channel, pixels in enumerate(images[start : start + PIECE].swapaxes(0, 1)):
+            counts[channel] += np.bincount(pixels.ravel(), minlength=256)
+    shares = counts / counts.sum(1, keepdims=True)
     mean = shares @ values
-    return mean, np.sqrt(shares @ values**2 - mean**2).clip(min=1e-6)
+    return mean.tolist(), np.sqrt(shares @ values**2 - mean**2).clip(min=1e-6).tolist()

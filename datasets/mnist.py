@@ -1,7 +1,7 @@
-"""What the MNIST data sets have in common: reading the four idx files.
+"""What the data sets of four idx files have in common, MNIST's and Fashion-MNIST's.
 
-They may be in `<base_path>/MNIST/raw`, where torchvision puts them, in `<base_path>/MNIST` or in `<base_path>`, plain
-or gzipped. If there are none, torchvision downloads them. They are checked against a digest, and sorted by content.
+The files may be in `<base_path>/MNIST/raw`, where torchvision puts them, in `<base_path>/MNIST` or in `<base_path>`,
+plain or gzipped. If there are none, torchvision downloads them. They are checked, and sorted by content.
 """
 
 import gzip
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from datasets.dataset import Config, Dataset, RawData
+from datasets.image_files import nearby_advice
 from datasets.published import check_content, download
 from utils.errors import DataMissing, UsageError
 from utils.packages import import_or_usage_error
@@ -30,6 +31,7 @@ class Mnist(Dataset):
     n_classes = 10
     image_shape = (1, SIDE, SIDE)
     mean, std = (0.0,), (1.0,)  # inputs are in [0, 1], as the field has them
+    torchvision_name = "MNIST"
 
     def class_sizes(self, config: Config) -> tuple[np.ndarray, np.ndarray]:
         return TRAIN_SIZES, TEST_SIZES
@@ -37,32 +39,46 @@ class Mnist(Dataset):
     def fingerprint(self, config: Config) -> str:
         return CONTENT
 
+    def source(self, config: Config) -> str:
+        files = self._files(Path(config.base_path))
+        return f"{files[0].parent}: {', '.join(path.name for path in files)}" if files else super().source(config)
+
     def read(self, config: Config) -> RawData:
-        files = _files(Path(config.base_path)) or self._download(Path(config.base_path))
-        n_train, n_test = int(TRAIN_SIZES.sum()), int(TEST_SIZES.sum())
+        files, raw = self.read_files(config)
+        return check_content(raw, CONTENT, "MNIST", files[0].parent)
+
+    def read_files(self, config: Config) -> tuple[list[Path], RawData]:
+        """Return the files and what they hold."""
+        files = self._files(Path(config.base_path)) or self._download(Path(config.base_path))
+        n_train, n_test = (int(sizes.sum()) for sizes in self.class_sizes(config))
         shapes = ((n_train, SIDE, SIDE), (n_train,), (n_test, SIDE, SIDE), (n_test,))
         train, train_labels, test, test_labels = map(read_idx, files, shapes)
-        raw = RawData(train[:, None], train_labels.astype(np.int64), test[:, None], test_labels.astype(np.int64))
-        return check_content(raw, CONTENT, "MNIST", files[0].parent)
+        return files, RawData(
+            train[:, None], train_labels.astype(np.int64), test[:, None], test_labels.astype(np.int64)
+        )
+
+    def _files(self, base_path: Path) -> list[Path] | None:
+        """Return the four files, plain or gzipped, in the first folder that has any of them; None if there are none."""
+        own = base_path / self.torchvision_name
+        for folder in (own / "raw", own, base_path):
+            plain = map(folder.joinpath, FILES)
+            files = [path if path.is_file() else path.with_name(f"{path.name}.gz") for path in plain]
+            missing = [path.stem for path in files if not path.is_file()]
+            if not missing:
+                return files
+            if len(missing) < len(FILES):
+                raise DataMissing(
+                    f"{folder} has some files of {self.torchvision_name}, but not {', '.join(missing)}; add it"
+                )
+        return None
 
     def _download(self, base_path: Path) -> list[Path]:
         torchvision = import_or_usage_error("torchvision", f"--dataset {self.name}")
-        folder = base_path / "MNIST" / "raw"
-        advice = f"put {', '.join(FILES)} there, with or without .gz, or point --base_path to the folder that has them"
-        download(partial(torchvision.datasets.MNIST, base_path, download=True), folder, advice)
+        folder, reader = base_path / self.torchvision_name / "raw", getattr(torchvision.datasets, self.torchvision_name)
+        advice = nearby_advice(base_path, lambda path: any(path.glob(f"{FILES[0]}*")))
+        advice = advice or f"put {', '.join(FILES)} there, plain or .gz, or set --base_path to the folder that has them"
+        download(partial(reader, base_path, download=True), folder, advice)
         return [folder / name for name in FILES]
-
-
-def _files(base_path: Path) -> list[Path] | None:
-    """Return the four files, plain or gzipped, in the first folder that has any of them; None if there are none."""
-    for folder in (base_path / "MNIST" / "raw", base_path / "MNIST", base_path):
-        plain = [path if path.is_file() else path.with_name(f"{path.name}.gz") for path in map(folder.joinpath, FILES)]
-        missing = [path.stem for path in plain if not path.is_file()]
-        if not missing:
-            return plain
-        if len(missing) < len(FILES):
-            raise DataMissing(f"{folder} has some files of MNIST, but not {', '.join(missing)}; add it")
-    return None
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:

@@ -16,7 +16,7 @@ from datasets.streamed_images import DOMAIN_STREAM_OPTIONS, StreamedDomains
 from utils.config.options import Rule, SameAs
 from utils.config.registry import DATASETS
 from utils.data.file_stream import Files
-from utils.errors import UsageError
+from utils.errors import DataMissing, UsageError
 
 FOLDER = "DomainNet"
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
@@ -50,8 +50,14 @@ class SeqDomainNet(StreamedDomains):
     def files(self, config: Config) -> ImageFiles:
         layout = "the lists <domain>_train.txt and <domain>_test.txt, and the images that they name"
         root = find_root(Path(config.base_path), FOLDER, [f"{DOMAINS[0]}_train.txt"], layout)
+        lists = [f"{name}_{part}.txt" for part in ("train", "test") for name in DOMAINS]
+        if missing := [name for name in lists if not (root / name).is_file()]:
+            raise DataMissing(f"{root} has some lists of DomainNet, but not {', '.join(missing)}; add them")
         train, test = (self._files(root, part) for part in ("train", "test"))
-        return ImageFiles(root, [*map(str, range(self.n_classes))], train, test, labels_in_digest=True)
+        classes, advice = [*map(str, range(self.n_classes))], "replace {}, or remove the line from its list"
+        return ImageFiles(
+            root, classes, train, test, "lists of images", labels_in_digest=True, domains=DOMAINS, advice=advice
+        )
 
     def _files(self, root: Path, part: str) -> Files:
         names, labels = [], []

@@ -1,6 +1,6 @@
-"""`seq-folder`: any tree of images `train/<class>/*` and `test/<class>/*` below --base_path.
+"""`seq-folder`: any tree of images `train/<class>/*` and `test/<class>/*` (or `val/<class>/*`) below --base_path.
 
-The images are decoded once, resized and centre-cropped to --image_size, and kept in a cache file. Mean and standard
+The images are decoded once, resized and centre-cropped to --image_size, and kept in a cache. Mean and standard
 deviation come from the training images.
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from datasets.dataset import Config
 from datasets.image_cache import CACHED_OPTIONS, CachedImages
-from datasets.image_files import ImageFiles, list_images
+from datasets.image_files import ImageFiles, find_root, list_images
 from utils.config.options import Option, Rule, integer
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop, Flip
@@ -32,10 +32,11 @@ OPTIONS = (
 class SeqFolder(CachedImages):
     name = "seq-folder"
     augmentation = (Crop(padding=4), Flip())
-    resize = True
+    resize = needs_statistics = True
 
     def files(self, config: Config) -> ImageFiles:
-        return list_images(Path(config.base_path), config.train_per_class, config.test_per_class)
+        root = find_root(Path(config.base_path), "", ["train"], "train/<class>/* and test/<class>/*")
+        return list_images(root, config.train_per_class, config.test_per_class)
 
     def spec(self, config: Config) -> StreamSpec:
         self.image_shape = (3, config.image_size, config.image_size)
@@ -44,5 +45,5 @@ class SeqFolder(CachedImages):
 
     def stream(self, config: Config, spec: StreamSpec) -> Stream:
         stream = super().stream(config, spec)
-        mean, std = self.statistics
+        mean, std = map(tuple, self.cached_content(config).statistics)
         return replace(stream, spec=replace(spec, mean=mean, std=std))

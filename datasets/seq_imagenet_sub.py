@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, Config, class_list
-from datasets.image_files import ImageFiles, files_by_label, find_root, images_in
+from datasets.image_files import ImageFiles, files_by_label, find_root, images_in, subfolders
 from datasets.streamed_images import STREAM_OPTIONS, StreamedImages
 from utils.config.options import Option, Rule, SameAs
 from utils.config.registry import DATASETS
@@ -56,12 +56,15 @@ class SeqImageNetSub(StreamedImages, ClassDataset):
             if classes.count(name) > 1 or "/" in name or not (root / "train" / name).is_dir():
                 raise UsageError(f"--class_list: {name[:80]!r} is no class folder in {root / 'train'}, or listed twice")
         train, test = ([images_in(root / part / name) for name in classes] for part in ("train", "val"))
-        return ImageFiles(root, classes, files_by_label(root, train), files_by_label(root, test), labels_in_digest=True)
+        train_files, test_files, selection = files_by_label(root, train), files_by_label(root, test), config.class_list
+        return ImageFiles(
+            root, classes, train_files, test_files, layout, labels_in_digest=True, selection=selection and [*selection]
+        )
 
 
 def draw_classes(root: Path) -> list[str]:
     """Return the first 100 of the sorted synsets after a shuffle, as other papers drew them."""
-    synsets = np.array(sorted(path.name for path in (root / "train").iterdir() if path.is_dir()))
+    synsets = np.array(subfolders(root / "train"))
     if len(synsets) != ALL_CLASSES:
         raise UsageError(f"{root / 'train'} has {len(synsets)} classes, not {ALL_CLASSES}; name 100 with --class_list")
     np.random.RandomState(SHUFFLE_SEED).shuffle(synsets)

@@ -1,24 +1,27 @@
 """`seq-miniimg`: Split Mini-ImageNet, 20 tasks of 5 classes, 84x84 pixels, 500 training and 100 test images a class.
 
-The user's files below --base_path are four arrays `{train,test}_{x,y}.npy` (uint8, NHWC), the three few-shot pickles
-`mini-imagenet-cache-{train,val,test}.pkl`, of which the first 500 images of every class are for training and the last
-100 for testing, or images `MiniImageNet/{train,test}/<class>/*`. Labels of the latter two follow the sorted names.
+The user's files, in `MiniImageNet/` below --base_path or in --base_path, are four arrays `{train,test}_{x,y}.npy`
+(uint8, NHWC), images `{train,test}/<class>/*`, or what few-shot learning splits into 64, 16 and 20 classes: images
+`{train,val,test}/<class>/*` or the three pickles `mini-imagenet-cache-{train,val,test}.pkl`. Of these, the first 500
+images of every class are for training and the last 100 for testing. Labels follow the sorted names of classes. The same
+images in the same order are the same run in every layout.
 """
 
-import hashlib
-from collections.abc import Sequence
-from functools import cache
+import os
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
-from datasets.dataset import Config, RawData
-from datasets.image_cache import CACHED_OPTIONS, CachedImages
-from datasets.image_files import ImageFiles, list_images
+from datasets.dataset import Config, RawData, content_digest
+from datasets.image_cache import CACHED_OPTIONS, PIECE, CachedImages, Content, progress, shared_array
+from datasets.image_files import ImageFiles, files_by_label, find_root, images_in, list_images, subfolders
 from datasets.numpy_pickle import load_numpy_pickle
 from utils.config.options import ByFidelity, Rule
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop, Flip
+from utils.data.file_stream import Files
 from utils.errors import DataMissing, UsageError
 
 ARRAYS = ("train_x.npy", "train_y.npy", "test_x.npy", "test_y.npy")
@@ -46,89 +49,105 @@ class SeqMiniImageNet(CachedImages):
     image_shape = (3, 84, 84)
     mean, std = (0.47313006, 0.44905752, 0.40378186), (0.27292014, 0.26559181, 0.27953038)
     augmentation = (Crop(padding=4), Flip())
-
-    def fingerprint(self, config: Config) -> str:
-        """Return a digest of the files: there is no canonical Mini-ImageNet to compare them with."""
-        files = _files(Path(config.base_path))
-        if files is None:
-            return super().fingerprint(config)
-        digest = hashlib.sha256()
-        for path in files:
-            digest.update(f"{path.name} {_file_digest(path, path.stat().st_mtime_ns)}\n".encode())
-        return digest.hexdigest()[:16]
-
-    def read(self, config: Config) -> RawData:
-        files = _files(Path(config.base_path))
-        if files is None:
-            return super().read(config)
-        raw, arrays = read_arrays(files) if files[0].name in ARRAYS else read_pickles(files, *self.images_per_class), []
-        for part, (images, labels), per_class in zip(("train", "test"), raw.splits, self.images_per_class, strict=True):
-            expected = np.arange(self.n_classes).repeat(per_class)
-            shape = (len(expected), *self.image_shape[1:], 3)
-            is_fit = images.shape == shape and images.dtype == np.uint8
-            if not is_fit or not np.array_equal(np.sort(labels, axis=0), expected):
-                raise UsageError(
-                    f"{config.base_path}: the {part} images are {images.dtype} of shape {images.shape}; Mini-ImageNet "
-                    f"has uint8 of shape {shape}, {per_class} for each label from 0 to {self.n_classes - 1}"
-                )
-            arrays += [images.transpose(0, 3, 1, 2), labels.astype(np.int64)]
-        return RawData(*arrays)
+    fingerprint_of_pixels = True
 
     def names(self, config: Config) -> Sequence[str]:
-        """Return the names of a tree's classes; the other layouts have indices."""
-        return super().names(config) if _files(Path(config.base_path)) is None else [*map(str, range(self.n_classes))]
+        return self.cached_content(config).classes
 
     def files(self, config: Config) -> ImageFiles:
-        """Return the files of the tree."""
-        return list_images(Path(config.base_path) / TREE)
+        base_path = Path(config.base_path)
+        roots = (base_path, base_path / TREE)
+        for names, root in product((ARRAYS, PICKLES), roots):
+            if all((root / name).is_file() for name in names):
+                whole = Files(np.array([*map(os.fsencode, names)]), np.zeros(len(names), np.int64))
+                return ImageFiles(root, (), whole, Files(whole.names[:0], whole.labels[:0]), ", ".join(names))
+        for names, root in product((ARRAYS, PICKLES), roots):
+            missing = [name for name in names if not (root / name).is_file()]
+            if len(missing) < len(names) and not any((root / "train").is_dir() for root in roots):
+                raise DataMissing(f"{root} has some files of Mini-ImageNet, but not {', '.join(missing)}; add the rest")
+        layouts = (", ".join(ARRAYS), ", ".join(PICKLES), "train/<class>/* and test/<class>/*")
+        root = find_root(base_path, TREE, ["train"], "; or ".join(layouts))
+        parts = {part: subfolders(root / part) for part in ("train", "val", "test")}
+        classes = sorted(name for names in parts.values() for name in names)
+        if not all(parts.values()) or len({*classes}) < len(classes):
+            return list_images(root)
+        part_of = {name: part for part, names in parts.items() for name in names}
+        n_train, _ = self.images_per_class
+        images = [images_in(root / part_of[name] / name) for name in classes]
+        train, test = (
+            files_by_label(root, [group[part] for group in images]) for part in (slice(n_train), slice(n_train, None))
+        )
+        return ImageFiles(root, classes, train, test, "{train,val,test}/<class>/*, each class in one of them")
 
+    def decode(self, config: Config) -> Content:
+        files = self.listed_files(config)
+        if files.classes:
+            return super().decode(config)
+        read = self._read_arrays if files.train.names[0] == ARRAYS[0].encode() else self._read_pickles
+        total = self.n_classes * sum(self.images_per_class)
+        with progress(config, f"reading the images of {self.name}", total) as advance:
+            raw, classes = read(files, advance)
+        return Content(content_digest(raw), classes, raw)
 
-def _files(folder: Path) -> list[Path] | None:
-    """Return the files of the layout in a folder; None for a tree of images."""
-    for names in (ARRAYS, PICKLES):
-        if all((folder / name).is_file() for name in names):
-            return [folder / name for name in names]
-    if (folder / TREE).is_dir():
-        return None
-    raise DataMissing(
-        f"no Mini-ImageNet in {folder}: point --base_path to a folder with {', '.join(ARRAYS)}, "
-        f"with {', '.join(PICKLES)}, or with {TREE}/train/<class>/* and {TREE}/test/<class>/*"
-    )
+    def _new_images(self) -> tuple[np.ndarray, np.ndarray]:
+        train, test = (shared_array((self.n_classes * count, *self.image_shape)) for count in self.images_per_class)
+        return train, test
 
+    def _read_arrays(self, files: ImageFiles, advance: Callable[[int], None]) -> tuple[RawData, Sequence[str]]:
+        arrays: list[np.ndarray] = []
+        for name in ARRAYS:
+            try:
+                arrays.append(np.load(files.root / name, mmap_mode="r", allow_pickle=False))
+            except Exception as error:  # a damaged header can raise almost anything
+                raise UsageError(f"{files.root / name} is not a readable npy file ({error}); replace it") from error
+        results = []
+        for index, per_class, target in zip((0, 2), self.images_per_class, self._new_images(), strict=True):
+            images, labels = arrays[index : index + 2]
+            expected = np.arange(self.n_classes).repeat(per_class)
+            shape = (len(expected), *self.image_shape[1:], 3)
+            if images.shape != shape or images.dtype != np.uint8:
+                what = f"is {images.dtype} of shape {images.shape} instead of uint8 of shape {shape}"
+                raise UsageError(f"{files.root / ARRAYS[index]} {what}; replace it")
+            if labels.shape != expected.shape or not np.array_equal(np.sort(labels), expected):
+                what = f"has shape {labels.shape} instead of {expected.shape}, or not {per_class} of each label"
+                raise UsageError(f"{files.root / ARRAYS[index + 1]} {what} from 0 to {self.n_classes - 1}; replace it")
+            for start in range(0, len(images), PIECE):
+                part = images[start : start + PIECE]
+                target[start : start + PIECE] = part.transpose(0, 3, 1, 2)
+                advance(len(part))
+            results += [target, labels.astype(np.int64)]
+        return RawData(*results), [*map(str, range(self.n_classes))]
 
-@cache
-def _file_digest(path: Path, _changed: int) -> str:
-    """Read the file once in a process: a sweep asks for the digest for every run."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    def _read_pickles(self, files: ImageFiles, advance: Callable[[int], None]) -> tuple[RawData, Sequence[str]]:
+        n_train, n_test = self.images_per_class
+        contents = [self._load_pickle(files.root / name) for name in PICKLES]
+        classes = sorted(name for _, rows_of in contents for name in rows_of)
+        if not len({*classes}) == len(classes) == self.n_classes:
+            raise UsageError(
+                f"{files.root}: the pickles have {len({*classes})} classes, not {self.n_classes}; replace them"
+            )
+        train, test = self._new_images()
+        while contents:
+            images, rows_of = contents.pop()  # and let go of them when they are copied
+            for name, rows in rows_of.items():
+                label = classes.index(name)
+                for target, count, chosen in ((train, n_train, rows[:n_train]), (test, n_test, rows[-n_test:])):
+                    target[label * count : (label + 1) * count] = images[chosen].transpose(0, 3, 1, 2)
+                advance(n_train + n_test)
+        labels = np.arange(self.n_classes)
+        return RawData(train, labels.repeat(n_train), test, labels.repeat(n_test)), classes
 
-
-def read_arrays(files: list[Path]) -> RawData:
-    arrays = []
-    for path in files:
-        try:
-            arrays.append(np.load(path, allow_pickle=False))
-        except Exception as error:  # a damaged header can raise almost anything
-            raise UsageError(f"{path} is not a readable npy file: {error}") from error
-    return RawData(*arrays)
-
-
-def read_pickles(files: list[Path], n_train: int, n_test: int) -> RawData:
-    """Return the classes of all three files, labelled by sorted synset."""
-    images_of: dict[str, np.ndarray] = {}
-    for path in files:
-        content = load_numpy_pickle(path)
+    def _load_pickle(self, path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return the images of a file, and the rows of every class in them."""
+        content, shape, count = load_numpy_pickle(path), (*self.image_shape[1:], 3), sum(self.images_per_class)
         try:
             images = np.asarray(content["image_data"])
-            images_of |= {str(synset): images[np.asarray(rows)] for synset, rows in content["class_dict"].items()}
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise UsageError(f"{path} does not hold image_data and class_dict: {error!r}") from error
-    shapes = {images.shape for images in images_of.values()}
-    if len(shapes) != 1 or min(shapes)[0] < n_train + n_test:
-        raise UsageError(
-            f"{files[0].parent}: classes have images of the shapes {sorted(shapes)}; all need the same, "
-            f"{n_train + n_test} images"
-        )
-    labels, parts = np.arange(len(images_of)), (slice(n_train), slice(-n_test, None))
-    train, test = (np.concatenate([images_of[synset][part] for synset in sorted(images_of)]) for part in parts)
-    return RawData(train, labels.repeat(n_train), test, labels.repeat(n_test))
+            rows_of = {str(name): np.asarray(rows) for name, rows in content["class_dict"].items()}
+            is_fit = images.dtype == np.uint8 and images.shape[1:] == shape
+            is_fit &= all(rows.ndim == 1 and len(images[rows]) >= count for rows in rows_of.values())
+        except Exception as error:  # other content can raise almost anything
+            raise UsageError(f"{path} does not hold image_data and class_dict ({error!r}); replace it") from error
+        if not is_fit:
+            wanted = f"uint8 images of shape (N, {str(shape)[1:]}, and in class_dict {count} rows of each class"
+            raise UsageError(f"{path} has {images.dtype} of shape {images.shape}; it needs {wanted}; replace it")
+        return images, rows_of

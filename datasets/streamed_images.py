@@ -5,27 +5,22 @@ In training, the network sees a random resized crop of 224x224, flipped at rando
 are taken from the stored form, not from the original image, so that the stream and the buffer give the same.
 """
 
-import os
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from datasets.dataset import VALIDATION, Config, RawData, Split
-from datasets.image_cache import CACHE_PATH, FromFiles
+from datasets.image_cache import CACHE_PATH, NUM_WORKERS, FromFiles, number_of_workers
 from datasets.image_files import ImageFiles, decode, read_file
-from utils.config.options import Option, integer
 from utils.data.augment import Flip, RandomResizedCrop
 from utils.data.file_stream import Files, FileStream
 from utils.data.stream import Part, Stream, StreamSpec, ranges
 
 STORED, SEEN = 256, 224
-MOST_WORKERS = 4  # by default
 
-STREAM_OPTIONS = (
-    CACHE_PATH,
-    Option("num_workers", integer(0, 1024), "Processes to decode images (default: at most 4).", changes_numbers=False),
-)
+STREAM_OPTIONS = (CACHE_PATH, NUM_WORKERS)
 DOMAIN_STREAM_OPTIONS = (VALIDATION, *STREAM_OPTIONS)
 
 
@@ -43,14 +38,22 @@ class StreamedImages(FromFiles):
         return RawData(files.train.names, files.train.labels, files.test.names, files.test.labels)
 
     def _stream(self, config: Config, spec: StreamSpec, train: Split, test: Split, **fields: Any) -> Stream:
-        fields |= {"seed": config.seed, "batch_size": config.batch_size}
-        fields["decode"] = partial(_decode_by_name, self.listed_files(config), self.image_shape[1])
-        workers = min(MOST_WORKERS, os.cpu_count() or 1) if config.num_workers is None else config.num_workers
-        where = ranges(spec.train_sizes), ranges(spec.test_sizes)
-        rows = (fields.pop(name, slice(None)) for name in ("train_rows", "test_rows"))
+        files = self.listed_files(config)
+        rows = (fields.get(name, slice(None)) for name in ("train_rows", "test_rows"))
         splits = zip((train, test), rows, strict=True)
         train_files, test_files = (Files(names[row], labels[row]) for (names, labels), row in splits)
-        return FileStream(spec, train_files, test_files, *where, num_workers=workers, **fields)
+        return FileStream(
+            spec,
+            train_files,
+            test_files,
+            train_ranges=ranges(spec.train_sizes),
+            test_ranges=ranges(spec.test_sizes),
+            seed=config.seed,
+            batch_size=config.batch_size,
+            decode=partial(_decode_by_name, files, self.image_shape[1]),
+            num_workers=number_of_workers(config),
+            advice=files.advice,
+        )
 
 
 def _decode_by_name(files: ImageFiles, size: int, name: bytes) -> np.ndarray:
@@ -73,6 +76,9 @@ class StreamedDomains(StreamedImages):
         n_domains = int(files.train.labels.max()) // n_classes + 1
         train, test = files.sizes(n_domains * n_classes)
         return train.reshape(-1, n_classes), test.reshape(-1, n_classes)
+
+    def task_names(self, config: Config) -> Sequence[str]:
+        return self.listed_files(config).domains
 
     def spec(self, config: Config) -> StreamSpec:
         train, test = self._sizes(config, *self.sizes(config))

@@ -94,7 +94,7 @@ def raise_error(error):
         ([*ER, "--buffer_mode", "ring", "--buffer_size", "4"], ["--buffer_size 4", "ring (5)"]),
         ([*ER, "--wandb_entity", "me"], ["--wandb_entity needs --wandb_project"]),
         (["--model", "er", "--dataset", "seq-folder", "--n_tasks", "2", "--base_path", "no/where"],
-         ["no/where/train", "--base_path"]),
+         ["no/where", "--base_path"]),
         # noticed when the data are read or the network is built
         ([*ER, "--norm", "gn"], ["32 groups do not divide 4 channels", "--groups"]),
         ([*ER[:-2], "--backbone", "mlp", "--norm", "in"], ["normalization of a single value", "--norm"]),

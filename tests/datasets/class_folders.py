@@ -43,7 +43,7 @@ def stream(root, **flags):
 
 
 def caches(folder):
-    return sorted(folder.glob("seq-folder-*.safetensors"))
+    return sorted(folder.glob("seq-folder-*v[0-9]"))
 
 
 def refusal(root, **flags):

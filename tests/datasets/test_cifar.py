@@ -144,8 +144,10 @@ def test_every_source_of_the_same_images_gives_the_same_stream(small, monkeypatc
     assert same(small.stream(), first)
     small.write_tree()
     assert same(small.stream(), first)
+    (small.folder / "test").rename(small.folder / "val")
+    assert same(small.stream(base_path=str(small.folder)), first)  # as the message for a failed download advises
     monkeypatch.setattr(image_cache, "decode", lambda *_, **__: pytest.fail("decoded again"))
-    assert same(small.stream(), first)
+    assert same(small.stream(base_path=str(small.folder)), first)
     assert capsys.readouterr() == ("", "")
 
 
@@ -156,13 +158,14 @@ def test_failed_download_says_what_to_put_where(small):
         assert words in str(caught.value)
 
 
-def test_archive_is_verified_and_extracted(small, monkeypatch):
+@pytest.mark.parametrize("below", [".", "folder"])
+def test_archive_is_verified_and_extracted(small, monkeypatch, below):
     small.write()
     small.expect_checksums(monkeypatch)
     small.pack()
     archive = small.folder / small.reader.filename
     monkeypatch.setattr(small.reader, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
-    check_content(small, small.stream())
+    check_content(small, small.stream(base_path=str(small.base_path if below == "." else small.folder)))
     assert (small.folder / small.reader.base_folder).is_dir()
 
 

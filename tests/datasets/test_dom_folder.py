@@ -8,6 +8,8 @@ from image_trees import names, pixels, save, stream_of
 
 from utils.config.resolve import resolve
 from utils.data.augment import Flip, RandomResizedCrop
+from utils.run.build import StreamBuilder
+from utils.run.identity import run_name
 
 DOMAINS, CLASSES = ("art", "photo", "sketch"), ("dog", "elk", "train")
 
@@ -89,3 +91,24 @@ def test_hidden_folders_files_and_odd_names(tree):
     assert names(stream.test_data)[3].startswith(os.fsdecode(b"caf\xe9"))
     (batch,) = stream.in_order(1, 100)
     assert len(batch) == 12
+
+
+def test_all_domains_in_their_order_are_the_run_without_the_option(tree):
+    names = [
+        run_name(options, StreamBuilder(options).spec)
+        for options in (config(tree), config(tree, domains=DOMAINS), config(tree, domains=DOMAINS[::-1]))
+    ]
+    assert names[0] == names[1] != names[2]
+
+
+def test_val_stands_in_for_test_and_is_the_same_run(tree):
+    fingerprints = []
+    for part in ("test", "val"):
+        root = tree.parent / part
+        for name in CLASSES:
+            for source, target in (("photo", "train"), ("art", part)):
+                shutil.copytree(tree / source / name, root / "photo" / target / name)
+        stream = stream_of(config(root))
+        assert (stream.spec.train_sizes, stream.spec.test_sizes) == ((15,), (15,))
+        fingerprints.append(stream.spec.fingerprint)
+    assert fingerprints[0] == fingerprints[1]

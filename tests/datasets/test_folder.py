@@ -1,5 +1,7 @@
 """`seq-folder`: any tree of images; what is decoded and what is refused."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -118,3 +120,40 @@ def test_run_keeps_the_statistics_and_other_files_are_another_run(tmp_path, run_
     assert runs[0].record["data"]["mean"] == pytest.approx(images.mean((0, 1, 2)).tolist())
     assert runs[0].record["identity"]["data"] == runs[2].record["identity"]["data"]
     assert runs[0].stderr == ""
+
+
+# --- layouts ------------------------------------------------------------------------------------------------------
+
+
+def test_fingerprint_is_of_names_and_contents_alone(tmp_path):
+    """Written here a second time: it must stay, whatever the code becomes."""
+    fill(tmp_path)
+    digest = hashlib.sha256()
+    for part in ("train", "test"):
+        for path in sorted((tmp_path / part).glob("*/*")):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{part}/{path.parent.name}/{path.name} {content}\n".encode())
+    assert stream(tmp_path).spec.fingerprint == f"{digest.hexdigest()[:16]}-v2"
+
+
+def test_val_stands_in_for_test_and_is_the_same_run(tmp_path):
+    fill(tmp_path)
+    first = stream(tmp_path)
+    (tmp_path / "test").rename(tmp_path / "val")
+    second = stream(tmp_path, cache_path=str(tmp_path / "other"))
+    assert second.spec == first.spec
+    assert np.array_equal(second.test_data.images, first.test_data.images)
+    fill(tmp_path)
+    (tmp_path / "val/ant/0.png").unlink()
+    assert (
+        stream(tmp_path, cache_path=str(tmp_path / "other")).spec == first.spec
+    )  # test/ is taken where there are both
+
+
+def test_names_that_start_with_a_dot_are_left_out(tmp_path):
+    fill(tmp_path)
+    first = stream(tmp_path)
+    (tmp_path / "train/ant/._0.png").write_bytes(b"no image")
+    for part in ("train", "test"):
+        (tmp_path / part / ".ipynb_checkpoints").mkdir()
+    assert stream(tmp_path, cache_path=str(tmp_path / "other")).spec == first.spec

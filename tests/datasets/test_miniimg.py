@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import image_cache
+from datasets import image_cache, seq_miniimg
 from datasets.numpy_pickle import load_numpy_pickle
 from datasets.seq_miniimg import PICKLES, TREE, SeqMiniImageNet
 from utils.config.resolve import resolve
@@ -214,3 +214,58 @@ def test_state_of_a_dtype_cannot_reach_numpy(tmp_path, state):
     path = tmp_path / "x.pkl"
     path.write_bytes(dtype_with_state(state))
     assert load_numpy_pickle(path).tolist() == list(b"abc")
+
+
+# --- layouts of the same content ----------------------------------------------------------------------------------
+
+
+def write_all_layouts(folder):
+    """The images of the pickles in every layout, in folders of their own."""
+    images_of = {
+        synset: value["image_data"][members]
+        for value in pickles().values()
+        for synset, members in value["class_dict"].items()
+    }
+    write_pickles(folder / "pickles", pickles())
+    (folder / "arrays").mkdir()
+    for part, chosen, count in (("train", slice(TRAIN), TRAIN), ("test", slice(TRAIN, None), TEST)):
+        np.save(
+            folder / "arrays" / f"{part}_x.npy", np.concatenate([images_of[name][chosen] for name in sorted(SYNSETS)])
+        )
+        np.save(folder / "arrays" / f"{part}_y.npy", np.arange(N_CLASSES).repeat(count))
+    for number, name in enumerate(SYNSETS):
+        few_shot_part = "train" if number < 5 else "val" if number < 7 else "test"
+        for index, image in enumerate(images_of[name]):
+            part = "train" if index < TRAIN else "test"
+            for root, place in (
+                ("tree", f"{TREE}/{part}"),
+                ("val", part.replace("test", "val")),
+                ("few", few_shot_part),
+            ):
+                path = folder / root / place / name / f"{index}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(image).save(path)
+
+
+def test_all_layouts_of_the_same_images_are_the_same_run(tmp_path, monkeypatch):
+    write_all_layouts(tmp_path)
+    first = stream(tmp_path / "pickles", seed=3)
+    for layout in ("arrays", "tree", "val", "few"):
+        other = stream(tmp_path / layout, seed=3)
+        assert other.spec == first.spec
+        assert np.array_equal(other.train_data.images, first.train_data.images)
+        assert np.array_equal(other.test_data.images, first.test_data.images)
+        assert np.array_equal(other.train_rows, first.train_rows)
+    images = np.load(tmp_path / "arrays/train_x.npy")
+    np.save(tmp_path / "arrays/train_x.npy", images[::-1])
+    assert stream(tmp_path / "arrays", seed=3).spec.fingerprint != first.spec.fingerprint
+    monkeypatch.setattr(seq_miniimg, "load_numpy_pickle", lambda path: pytest.fail("read again"))
+    assert np.array_equal(stream(tmp_path / "pickles", seed=3).train_data.images, first.train_data.images)
+
+
+@pytest.mark.parametrize("layout", ["pickles", "few"])
+def test_classes_keep_their_names(tmp_path, layout):
+    write_all_layouts(tmp_path)
+    by_name = stream(tmp_path / layout, class_order=tuple(SYNSETS))
+    by_index = stream(tmp_path / layout, class_order=tuple(str(sorted(SYNSETS).index(name)) for name in SYNSETS))
+    assert np.array_equal(by_name.train_data.labels, by_index.train_data.labels)

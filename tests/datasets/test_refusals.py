@@ -1,7 +1,10 @@
 """Damaged, missing and unfit files: each is refused in one line that names it, whatever the data set."""
 
 import pickle
+import re
 import shutil
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
@@ -128,6 +131,11 @@ def move(name, target):
     return lambda root: (root / name).rename(root / target)
 
 
+def cut_all(*names):
+    """Cut all of these files."""
+    return lambda root: [cut(name, 0.66)(root) for name in names]
+
+
 def change_pixel(root):
     path = next((root / "CIFAR10/train").glob("*/*"))
     content = np.array(Image.open(path))
@@ -152,33 +160,40 @@ ANNOTATIONS = "val/val_annotations.txt"
 CASES = [
     # fixture, damage, keyword
     ("folder", remove("train"), "--base_path"),
-    ("folder", remove("test"), "--base_path"),
+    ("folder", remove("test"), "neither test/ nor val/"),
     ("folder", remove(*(f"train/{name}" for name in ("ant", "bee", "cat", "dog"))), "no class folders"),
     ("folder", remove(*(f"test/bee/{k}.png" for k in range(2))), "test/bee"),
     ("folder", move("train/bee", "train/cow"), "bee"),
     ("folder", move("test/bee", "elsewhere"), "test/bee"),
     ("folder", flags(train_per_class=4), "train/ant"),
     ("folder", flags(n_tasks=None), "--n_tasks"),
-    ("folder", flags(n_tasks=3), "--n_tasks 3"),
+    ("folder", flags(n_tasks=3), "--task_classes"),
     ("folder", write("train/bee/7.jpg", b"no image"), "train/bee/7.jpg"),
     ("folder", cut("train/bee/1.png", 0.66), "train/bee/1.png"),
     ("folder", lambda root: (root / "train/bee/7.png").symlink_to("gone.png"), "train/bee/7.png"),
     ("folder", image("train/ant/7.png", np.arange(64, dtype=np.uint16).reshape(8, 8)), "8 bit"),
-    ("arrays", remove(ARRAYS[2]), "--base_path"),
+    ("folder", cut_all("train/bee/1.png", "train/cat/2.png"), "train/cat/2.png"),
+    ("arrays", remove(*ARRAYS[1:3]), "train_y.npy, test_x.npy"),
     ("arrays", array("train_x.npy", mini.pixels(ALL - 1)), f"({ALL - 1}, 6, 6, 3)"),
     ("arrays", array("train_x.npy", mini.pixels(ALL)[..., 0]), f"({ALL}, 6, 6)"),
     ("arrays", array("test_x.npy", mini.pixels(mini.N_CLASSES * mini.TEST).astype(np.float32)), "float32"),
-    ("arrays", array("train_y.npy", LABELS + 1), "each label"),
-    ("arrays", array("train_y.npy", LABELS[:, None]), "each label"),
+    ("arrays", array("train_y.npy", LABELS + 1), "train_y.npy"),
+    ("arrays", array("train_y.npy", LABELS[:, None]), f"train_y.npy has shape ({ALL}, 1)"),
+    ("arrays", array("test_y.npy", np.array(3)), "test_y.npy has shape ()"),
     ("arrays", cut("test_x.npy", 0.5), "test_x.npy"),
     ("pickles", write(PICKLES[0], pickle.dumps([1, 2, 3])), "class_dict"),
     ("pickles", pickled(mini.pixels(12), {"n0": [0, 99]}), "class_dict"),
-    ("pickles", pickled(mini.pixels(12), {"n0": [0, 1]}), "6 images"),
-    ("pickles", pickled(mini.pixels(30, size=7), FIRST), "shapes"),
-    ("pickles", pickled(mini.pixels(12), {}), "(20, 6, 6, 3)"),
+    ("pickles", remove(*PICKLES[1:]), f"not {PICKLES[1]}, {PICKLES[2]}"),
+    ("pickles", pickled(mini.pixels(12), {"n0": [[0], [1, 2]]}), PICKLES[0]),
+    ("pickles", pickled([[1], [1, 2]], {"n0": [0]}), PICKLES[0]),
+    ("pickles", pickled(np.zeros(4, np.uint8), {"n0": 0}), PICKLES[0]),
+    ("pickles", pickled(mini.pixels(12), {"n0": [0, 1]}), "6 rows"),
+    ("pickles", pickled(mini.pixels(30, size=7), FIRST), "(30, 7, 7, 3)"),
+    ("pickles", pickled(mini.pixels(12), {}), "5 classes"),
     ("pickles", cut(PICKLES[1], 0.5), PICKLES[1]),
     ("tree", image(f"{SYNSET}/3.png", pixels(1, (7, 7, 3))), "7x7"),
     ("tree", remove(f"{SYNSET}/3.png"), "n00000070"),
+    ("tree", cut(f"{SYNSET}/3.png", 0.6), "replace it"),
     ("tree", remove(SYNSET, SYNSET.replace("train", "test")), "9 classes"),
     ("tiny", remove("wnids.txt"), "wnids.txt"),
     ("tiny", remove(ANNOTATIONS), "val_annotations.txt"),
@@ -203,9 +218,9 @@ CASES = [
     ("imagenet", remove("ImageNet/val/n03"), "val/n03"),
     ("imagenet", cut("ImageNet/train/n03/n03_1.JPEG", 0.6), "n03_1.JPEG"),
     ("domainnet", remove("DomainNet/clipart_train.txt"), "--base_path"),
-    ("domainnet", remove("DomainNet/real_test.txt"), "real_test.txt"),
+    ("domainnet", remove("DomainNet/real_test.txt", "DomainNet/clipart_test.txt"), "clipart_test.txt, real_test.txt"),
     ("domainnet", write(REAL, b"\n"), "real_train.txt"),
-    ("domainnet", write(REAL, b"real/gone.png 1\n"), "gone.png"),
+    ("domainnet", write(REAL, b"real/gone.png 1\nreal/lost.png 1\n"), "lost.png"),
     *(("domainnet", line(REAL, 3, text), "line 3") for text in ("real/x.png 3", "real/x.png", "1", "/real/x.png 0")),
     ("domainnet", cut("DomainNet/clipart/ant/train_0.png", 0.6), "train_0.png"),
     ("domains", remove("art", "photo", "sketch"), "no folders"),
@@ -236,3 +251,23 @@ def test_unfit_files_are_refused_in_one_line(tmp_path, monkeypatch, fixture, dam
         read_all(config)
     assert "\n" not in str(caught.value)
     assert keyword in str(caught.value)
+
+
+# --- a folder that is near --------------------------------------------------------------------------------------------
+
+NEAR = [("..", name) for name in ("folder", "tree", "tiny", "imagenet", "domainnet", "domains", "cifar", "mnist")]
+NEAR += [("train", "folder"), ("train", "tiny"), ("ImageNet/train", "imagenet")]
+
+
+@pytest.mark.parametrize(("place", "fixture"), NEAR)
+def test_base_path_that_a_message_advises_is_accepted(tmp_path, monkeypatch, place, fixture):
+    def refuse(*args, **kwargs):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    root, options = FIXTURES[fixture](tmp_path / "upper" / "data", monkeypatch)
+    options |= {"model": "sgd", "non_verbose": True}
+    with pytest.raises(UsageError) as caught:
+        read_all(resolve(options | {"base_path": str((root / place).resolve())}))
+    (advised,) = re.findall(r"set --base_path to (\S+)$", str(caught.value))
+    read_all(resolve(options | {"base_path": advised}))

@@ -8,7 +8,8 @@ import atexit
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -25,6 +26,20 @@ from utils.step import Batch
 # Images that a worker decodes and sends at once, through shared memory. Containers often have only 64 MB of it: four
 # workers with two pieces each of 256x256 pixels take 50.
 PIECE = 32
+MOST_NAMED = 10  # damaged images in a message
+ADVICE = "repair or remove {}"
+
+
+class DamagedImage(UsageError):
+    """An image that cannot be read. The message is its path with the reason."""
+
+
+def damage_error(damaged: Sequence[str], advice: str) -> UsageError:
+    """Return an error that names damaged images, each with its reason. `advice` says what to do with {}: them."""
+    count = len(damaged)
+    what, them = ("the image", "it") if count == 1 else (f"{count} images:", "them")
+    more = f" and {count - MOST_NAMED} more" if count > MOST_NAMED else ""
+    return UsageError(f"cannot read {what} {', '.join(damaged[:MOST_NAMED])}{more}; {advice.format(them)}")
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,8 @@ class FileStream(Stream[Files]):
     decode: Callable[[bytes], np.ndarray]  # from a file's name to uint8 pixels of the spec's shape
     num_workers: int  # 0: the run's own process decodes
     device: torch.device = field(default=torch.device("cpu"), kw_only=True)
+    advice: str = field(default=ADVICE, kw_only=True)  # what to do with a damaged image
+    damaged: list[str] | None = field(default=None, kw_only=True)  # if a list, collects damaged images, which are black
 
     def to(self, device: torch.device) -> Self:
         return replace(self, device=device)
@@ -75,58 +92,67 @@ class FileStream(Stream[Files]):
             yield Batch(images[0] if len(images) == 1 else torch.cat(images), labels, tasks, labels_host, tasks_host)
 
     def _decode(self, names: np.ndarray, pieces: list[np.ndarray]) -> Iterator[torch.Tensor]:
-        """Yield the images of every piece, on the host. Workers end with the iterator; one piece needs none."""
-        workers = min(self.num_workers, len(pieces)) if len(pieces) > 1 else 0
-        loader: DataLoader[torch.Tensor | str] = DataLoader(
-            DecodedPieces(names, self.decode, self.spec.image_shape),
-            sampler=pieces,
-            batch_size=None,
-            num_workers=workers,
-            pin_memory=self.device.type == "cuda",
-            worker_init_fn=_ignore_stop_signals,
-            multiprocessing_context="fork" if workers else None,
-            generator=torch.Generator(),  # for the workers' seeds: torch's own generator must not be used
-        )
-        handler = signal.getsignal(signal.SIGCHLD)
-        iterator: Any = iter(loader)
-        if workers:
-            # If an exception leaves workers running, Python would terminate them, which they ignore, and wait.
-            atexit.register(iterator._shutdown_workers)
-            if threading.current_thread() is threading.main_thread():
-                # Torch's handler would raise in the middle of a step. A dead worker is reported when its batch is read.
-                signal.signal(signal.SIGCHLD, handler)
-        try:
-            for images in iterator:
-                if isinstance(images, str):
-                    raise UsageError(images)
+        """Yield the images of every piece, on the host."""
+        work, pin_memory = DecodedPieces(names, self.decode, self.spec.image_shape), self.device.type == "cuda"
+        with closing(map_in_workers(work, pieces, self.num_workers, pin_memory=pin_memory)) as decoded:
+            for images, damaged in decoded:
+                if damaged and self.damaged is None:
+                    raise damage_error(damaged, self.advice)
+                if self.damaged is not None:
+                    self.damaged.extend(damaged)
                 yield images
-        except (RuntimeError, ConnectionError, EOFError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            if isinstance(error, RuntimeError) and not re.search("exited unexpectedly|killed by signal", reason):
-                raise
-            raise RunFailed(
-                f"a worker process died ({reason}), maybe out of memory; use fewer --num_workers"
-            ) from error
-        finally:
-            if workers:
-                iterator._shutdown_workers()
-                atexit.unregister(iterator._shutdown_workers)
 
 
-class DecodedPieces(Dataset[torch.Tensor | str]):
-    """Maps the indices of a piece to its images, or to the message of the error that prevents reading them."""
+def map_in_workers(
+    work: Dataset[Any], pieces: Sequence[Any], num_workers: int, *, pin_memory: bool = False
+) -> Generator[Any]:
+    """Yield `work[piece]` of every piece in order. Workers end with the iterator; one piece needs none."""
+    workers = min(num_workers, len(pieces)) if len(pieces) > 1 else 0
+    loader: DataLoader[Any] = DataLoader(
+        work,
+        sampler=pieces,
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        worker_init_fn=_ignore_stop_signals,
+        multiprocessing_context="fork" if workers else None,
+        generator=torch.Generator(),  # for the workers' seeds: torch's own generator must not be used
+    )
+    handler = signal.getsignal(signal.SIGCHLD)
+    iterator: Any = iter(loader)
+    if workers:
+        # If an exception leaves workers running, Python would terminate them, which they ignore, and wait.
+        atexit.register(iterator._shutdown_workers)
+        if threading.current_thread() is threading.main_thread():
+            # Torch's handler would raise in the middle of a step. A dead worker is reported when its piece is read.
+            signal.signal(signal.SIGCHLD, handler)
+    try:
+        yield from iterator
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, RuntimeError) and not re.search("exited unexpectedly|killed by signal", reason):
+            raise
+        raise RunFailed(f"a worker process died ({reason}), maybe out of memory; use fewer --num_workers") from error
+    finally:
+        if workers:
+            iterator._shutdown_workers()
+            atexit.unregister(iterator._shutdown_workers)
+
+
+class DecodedPieces(Dataset[tuple[torch.Tensor, list[str]]]):
+    """Maps the indices of a piece to its images and a list of damaged ones, which are black."""
 
     def __init__(self, names: np.ndarray, decode: Callable[[bytes], np.ndarray], shape: tuple[int, int, int]):
         self.names, self.decode, self.shape = names, decode, shape
 
-    def __getitem__(self, index: np.ndarray) -> torch.Tensor | str:
-        images = torch.empty((len(index), *self.shape), dtype=torch.uint8)
-        try:
-            for image, name in zip(images.numpy(), self.names[index], strict=True):
+    def __getitem__(self, index: np.ndarray) -> tuple[torch.Tensor, list[str]]:
+        images, damaged = torch.zeros((len(index), *self.shape), dtype=torch.uint8), []
+        for image, name in zip(images.numpy(), self.names[index], strict=True):
+            try:
                 image[:] = self.decode(name)
-        except UsageError as error:  # raised in a worker, it would get a traceback of many lines
-            return str(error)
-        return images
+            except UsageError as error:  # raised in a worker, it would get a traceback of many lines
+                damaged.append(str(error))
+        return images, damaged
 
 
 def split_into(index: np.ndarray, size: int) -> list[np.ndarray]:

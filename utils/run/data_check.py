@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from utils.config.registry import DATASETS
 from utils.config.resolve import resolve
+from utils.data.file_stream import FileStream, damage_error
 from utils.data.stream import Stream
 from utils.errors import UsageError
 from utils.files import file_errors
@@ -31,13 +33,22 @@ def check_data(explicit: dict[str, Any]) -> int:
     data = StreamBuilder(config)
     spec, names = data.spec, data.dataset.names(config)
     with oom_as_usage_error("the data"):
-        n_train, n_test, images = count_and_collect(data.dataset.stream(config, spec))
+        stream = data.dataset.stream(config, spec)
+        if isinstance(stream, FileStream):
+            stream = replace(stream, damaged=[])
+        n_train, n_test, images = count_and_collect(stream)
+        if isinstance(stream, FileStream) and stream.damaged:
+            raise damage_error(stream.damaged, stream.advice)
     labels = data.dataset.stream_labels(config, spec.n_classes)  # by position in `names`
     tested = "testing" if config.validation is None else "validation"
     task_of = {label: str(task + 1) for task in range(spec.n_tasks) for label in spec.classes_of(task)}
     rows = [["class", "task", "training", tested]]
     for name, label in zip(names, labels, strict=True):
         rows.append([name, "all" if spec.is_domain else task_of[label], str(n_train[label]), str(n_test[label])])
+    if domains := data.dataset.task_names(config):
+        sizes_of = zip(domains, spec.train_sizes, spec.test_sizes, strict=False)  # --stop_after leaves some out
+        domain_rows = [[name, str(task), str(n), str(m)] for task, (name, n, m) in enumerate(sizes_of, 1)]
+        rows = [["domain", "task", "training", tested], *domain_rows, [""] * 4, *rows]
     channels, height, width = spec.image_shape
     sizes = [str(len(spec.classes_of(task))) for task in range(spec.n_tasks)]
     tasks = f"{spec.n_tasks} tasks of {sizes[0] if len({*sizes}) == 1 else ', '.join(sizes)}"
@@ -47,7 +58,7 @@ def check_data(explicit: dict[str, Any]) -> int:
     per_row = write_sheet(path, [images[label] for label in labels])
     print(
         f"{config.dataset}: {DATASETS.get(config.dataset).help}\n"
-        f"source: {getattr(config, 'base_path', 'its own code')}\n"
+        f"source: {data.dataset.source(config)}\n"
         f"images: {width}x{height} pixels, {channels} channel{'s' if channels > 1 else ''}; "
         f"{n_train.sum()} for training, {n_test.sum()} for {tested}\n"
         f"classes: {spec.n_classes}, {tasks}\n"

@@ -18,7 +18,7 @@ from test_stream import same, strangers
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from utils.data import file_stream
-from utils.data.file_stream import Files, FileStream
+from utils.data.file_stream import DamagedImage, Files, FileStream
 from utils.errors import RunFailed, UsageError
 
 SPEC = make_spec(n_tasks=3, n_classes=6, train_sizes=(10, 7, 12), test_sizes=(5, 6, 4))
@@ -130,7 +130,7 @@ def gone(pids) -> bool:
 
 EXIT_WITH_AN_OPEN_ITERATOR = """
 import numpy as np, torch
-from utils.data.file_stream import Files, FileStream
+from utils.data.file_stream import DamagedImage, Files, FileStream
 from utils.data.stream import StreamSpec
 spec = StreamSpec("x", "class", 1, 1, (1, 1, 1), (0.0,), (1.0,), (), (80,), (80,))
 files = Files(np.array([b"x"] * 80), np.zeros(80, dtype=np.int64))
@@ -148,7 +148,7 @@ def test_python_exits_though_an_iterator_is_open():
 
 def refusing(name):
     if name == b"train/25":
-        raise UsageError("cannot read the image train/25")
+        raise DamagedImage("train/25 (cut off)")
     return look_up(name)
 
 
@@ -162,7 +162,7 @@ def dying(name):
 def test_file_that_cannot_be_read_is_one_line_when_its_turn_comes(workers):
     order = [int(image[0, 0, 0]) for batch in MEMORY.batches(2, 0, 0) for image in batch.images]
     result = []
-    with pytest.raises(UsageError, match=r"^cannot read the image train/25$"):
+    with pytest.raises(UsageError, match=r"^cannot read the image train/25 \(cut off\); repair or remove it$"):
         result.extend(stream(workers, refusing).batches(2, 0, 0))
     assert len(result) == order.index(25) // MEMORY.batch_size
 

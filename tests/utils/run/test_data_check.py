@@ -1,5 +1,7 @@
 """`--check_data`: the report and the contact sheet of a data set, or what is missing."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from helpers import make_spec, make_stream
 from PIL import Image
 
 from datasets.seq_digits import SeqDigits
-from tests.datasets import class_folders
+from tests.datasets import class_folders, image_trees
 from utils.data.stream import TensorStream, make_batch
 from utils.run.data_check import IMAGES_PER_CLASS, count_and_collect, resize_for_sheet
 
@@ -47,7 +49,7 @@ def test_model_validation_and_names_of_classes(results, tmp_path):
     assert ended.code == 0
     assert "28 for training, 12 for validation" in ended.stdout
     assert table(ended.stdout)["cat"] == ["2", "7", "3"]
-    assert f"source: {tmp_path}\n" in ended.stdout
+    assert f"source: {tmp_path}: train/<class>/* and test/<class>/*\n" in ended.stdout
 
 
 def test_domain_il(results):
@@ -57,11 +59,44 @@ def test_domain_il(results):
     assert table(ended.stdout)["3"] == ["all", "146", "37"]
 
 
+def domain_tree(root):
+    for domain, count in (("art", 5), ("oil", 10)):
+        for name, k in itertools.product(("cat", "dog"), range(count)):
+            image_trees.save(root / domain / name / f"{k}.png", image_trees.pixels((count, k), 32))
+    return ["--dataset", "dom-folder", "--base_path", str(root), "--image_size", "28", "--num_workers", "0"]
+
+
+def test_domains_have_their_counts(results, tmp_path):
+    words = domain_tree(tmp_path / "data")
+    ended = check(results, *words)
+    assert ended.code == 0
+    assert "<domain>/<class>/*" in ended.stdout
+    rows = [line.split() for line in ended.stdout.splitlines()]
+    assert ["art", "1", "8", "2"] in rows
+    assert ["oil", "2", "16", "4"] in rows
+    assert ["cat", "all", "12", "3"] in rows
+
+
+def test_all_damaged_files_of_a_stream_are_named(results, tmp_path):
+    words = domain_tree(tmp_path / "data")
+    damaged = [*(tmp_path / "data").glob("*/cat/[34].png")]
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:100])
+    ended = check(results, *words)
+    assert (ended.code, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert len(damaged) == 4
+    assert all(str(path) in line for path in damaged)
+    for path in damaged:  # as the message advises
+        path.unlink()
+    assert check(results, *words).code == 0
+
+
 @pytest.mark.parametrize(
     ("words", "keyword"),
     [
         (["--dataset", "seq-miniimg", "--base_path", "nowhere"], "--base_path"),
-        (["--dataset", "seq-folder", "--n_tasks", "2", "--base_path", "nowhere"], "nowhere/train"),
+        (["--dataset", "seq-folder", "--n_tasks", "2", "--base_path", "nowhere"], "nowhere"),
         ([], "--dataset"),
         (["--dataset", "seq-digits", "--dry_run"], "--dry_run"),
         (["--eval_only", "x"], "--eval_only"),

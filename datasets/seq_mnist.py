@@ -5,15 +5,17 @@ from datasets.mnist import Mnist
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
 
+RULES = (
+    Rule({"n_tasks": 5, "buffer_size": 500, "lr": 0.03}),
+    Rule({"alpha": 1.0, "beta": 0.5}, when={"model": "derpp"}),
+)
+
 
 @DATASETS.register(
     "seq-mnist",
     help="Split MNIST, 5 x 2 digits",
     options=(BASE_PATH, *SPLIT_OPTIONS),
-    rules=(
-        Rule({"n_tasks": 5, "buffer_size": 500, "lr": 0.03}),
-        Rule({"alpha": 1.0, "beta": 0.5}, when={"model": "derpp"}),
-    ),
+    rules=RULES,
     backbone="mlp",
 )
 class SeqMnist(Mnist, ClassDataset):

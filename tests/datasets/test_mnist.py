@@ -10,16 +10,17 @@ import pytest
 import torch
 import torchvision
 
-from datasets import mnist
+from datasets import mnist, seq_fashion
 from datasets.dataset import RawData, by_content, content_digest
 from datasets.mnist import FILES
 from datasets.perm_mnist import PermMnist
 from datasets.rot_mnist import RotMnist
+from datasets.seq_fashion import SeqFashion
 from datasets.seq_mnist import SeqMnist
 from utils.config.resolve import resolve
-from utils.errors import DataMissing
+from utils.errors import DataMissing, UsageError
 
-DATASETS = {"perm-mnist": PermMnist, "rot-mnist": RotMnist, "seq-mnist": SeqMnist}
+DATASETS = {"perm-mnist": PermMnist, "rot-mnist": RotMnist, "seq-mnist": SeqMnist, "seq-fashion": SeqFashion}
 TRAIN_SIZES, TEST_SIZES = np.arange(3, 13), np.arange(12, 2, -1)
 
 
@@ -160,3 +161,25 @@ def test_run_on_the_files(run_main, raw, tmp_path):
         assert list(finished.record["results"]) == ["domain_il"]
         assert finished.record["steps"] == 2
         assert finished.record["identity"]["data"] == mnist.CONTENT
+
+
+# --- Fashion-MNIST --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("place", "gzipped"), [("FashionMNIST/raw", ()), ("FashionMNIST", FILES), (".", FILES[1:3])])
+def test_fashion(tmp_path, monkeypatch, place, gzipped):
+    monkeypatch.setattr(seq_fashion, "TRAIN_PER_CLASS", 3)
+    monkeypatch.setattr(seq_fashion, "TEST_PER_CLASS", 2)
+    draw, arrays = np.random.default_rng(2), []
+    for count in (3, 2):
+        labels = draw.permutation(np.arange(10).repeat(count))
+        arrays += [draw.integers(0, 256, (len(labels), 1, 28, 28), dtype=np.uint8), labels]
+    raw = RawData(*arrays)
+    write(tmp_path / place, raw, gzipped=gzipped)
+    result = stream(tmp_path, "seq-fashion")
+    check_content(raw, result)
+    assert result.spec.train_sizes == (6,) * 5
+    assert result.spec.fingerprint == content_digest(by_content(raw))
+    write(tmp_path / place, RawData(*arrays[:3], np.sort(arrays[3] % 5)), gzipped=gzipped)
+    with pytest.raises(UsageError, match=FILES[3]):
+        stream(tmp_path, "seq-fashion")

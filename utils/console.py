@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from utils.errors import RunFailed, UsageError
-from utils.files import RunLocked
+from utils.errors import RunFailed, RunLocked, UsageError
 
 NOTE_SECONDS = 60.0
 # Errors that a command reports in one line.

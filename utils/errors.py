@@ -14,3 +14,7 @@ class DataMissing(UsageError):
 
 class RunFailed(Exception):
     """A run that started properly and cannot continue. Exit code 1, and a record that says why."""
+
+
+class RunLocked(Exception):
+    """Another process holds the lock of a run's folder; the message names it. Exit code 3."""

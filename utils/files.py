@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from utils.console import log, repeated_note
-from utils.errors import UsageError
+from utils.errors import RunLocked, UsageError
 
 LIST_OF_NUMBERS = re.compile(r'\[\n([^][{}"]+)\]')  # a line feed within a string is escaped
 LOCK_RETRY_SECONDS = 0.05  # `is_locked` holds a lock for less
@@ -60,10 +60,6 @@ def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=1, allow_nan=False) + "\n"
     text = LIST_OF_NUMBERS.sub(lambda row: f"[{' '.join(row[1].split())}]", text)
     write_atomically(path, lambda file: file.write(text.encode()))
-
-
-class RunLocked(Exception):
-    """Another process holds the lock; the message names it."""
 
 
 @contextmanager

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from utils.files import RunLocked, folder_lock, is_locked, write_json
+from utils.errors import RunLocked
+from utils.files import folder_lock, is_locked, write_json
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

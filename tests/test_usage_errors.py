@@ -91,7 +91,7 @@ def raise_error(error):
         ([*ER, "--scenario", "onlin"], ["--scenario", "online", "offline"]),
         ([*ER, "--device", "gpu"], ["--device", "cuda:N"]),
         (["--model", "er_ace_lider", *ER[2:-2], "--backbone", "mlp"], ["--model er_ace_lider", "--backbone mlp"]),
-        ([*ER, "--buffer_mode", "ring", "--buffer_size", "4"], ["--buffer_size 4", "ring (5)"]),
+        ([*ER, "--buffer_mode", "ring", "--buffer_size", "4"], ["--buffer_size 4", "task (5)"]),
         ([*ER, "--wandb_entity", "me"], ["--wandb_entity needs --wandb_project"]),
         (["--model", "er", "--dataset", "seq-folder", "--n_tasks", "2", "--base_path", "no/where"],
          ["no/where", "--base_path"]),

@@ -209,11 +209,11 @@ def test_other_presets_show_no_difference_to_the_paper(tmp_path):
 def test_records_of_another_kind_are_warned_of(tmp_path):
     chosen, table = finished_table4(tmp_path)
     assert warnings([table], chosen.runs) == warnings([tabulate(PLANS["table10"], chosen)], chosen.runs) == []
-    conditions = [{"num_threads": n, "device": "cpu", "norm_impl": str(n), "tf32": n == 1} for n in (1, 2)]
+    conditions = [{"num_threads": n, "device": "cpu", "tf32": n == 1} for n in (1, 2)]
     changes = {"conditions": [*conditions, {"torch": "2"}], "code_changes": [{"step": 1, "files": []}]}
     chosen, table = finished_table4(tmp_path / "other", **changes)
     assert len(warnings([tabulate(PLANS["table10"], chosen)], chosen.runs)) >= 2
-    code, threads, other = warnings([table], chosen.runs)  # what a record lacks is unknown, and a norm has its own code
+    code, threads, other = warnings([table], chosen.runs)  # what a record lacks is unknown
     assert f"{len(table.records)} records" in code
     assert "thread counts (1, 2)" in threads
     assert "tf32" in other

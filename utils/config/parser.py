@@ -55,20 +55,20 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
         raise UsageError(f"{path}: plugins must be folders or modules, such as ['mine'] (got {more!r})")
     plugins = given_plugins(argv, [] if from_record else map(str, more))
     load_plugins(plugins)
+    missing = [str(name) for name in more if from_record and str(name) not in plugins]
+    hint = f"; the run was given --plugins {' '.join(missing)}" if missing else ""
     chosen_entries(early)  # an unknown name is reported as one of the command, not of the file
     try:
         entries = chosen_entries(values | {name: part for name, part in early.items() if part is not None})
         in_file = chosen_entries(early | values)
     except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
+        raise UsageError(f"{path}: {error}{hint}") from None
     explicit = _parse_words(build_parser(entries), argv)
     explicit.pop("config", None)
     if path is not None:
         try:
             explicit = _file_options(values, from_record, in_file, explicit) | explicit
         except UsageError as error:
-            missing = [str(name) for name in more if from_record and str(name) not in plugins]
-            hint = f"; the run was given --plugins {' '.join(missing)}" if missing else ""
             raise UsageError(f"{path}: {error}{hint}") from None
     if "seed" in explicit and "seeds" in explicit:
         raise UsageError("--seed and --seeds contradict each other; give one")

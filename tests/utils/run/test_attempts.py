@@ -233,7 +233,6 @@ OTHER_CONDITIONS = [
     ({"variables": "MKL_CBWR=AVX2"}, "MKL_CBWR=AVX2"),
     ({"deterministic": True}, "deterministic"),
     ({"compile": True}, "compile"),
-    ({"tf32": "matmul tf32, conv tf32"}, "tf32"),
     ({"instruction_set": None, "norm_impl": None}, ""),  # unknown
 ]
 

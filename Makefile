@@ -5,6 +5,9 @@ PY := $(VENV)/bin/python
 ARGS ?= --model derpp --norm adab2n --dataset seq-digits
 
 .DEFAULT_GOAL := help
+# uv installs faster than pip and comes by pip. It does not read pip's configuration, so it is given the index.
+INDEX = $$($(PY) -m pip config list | sed -n "s/.*[.]index-url='\(.*\)'/\1/p" | head -1)
+INSTALL = $(PY) -m pip install --quiet uv && UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(INDEX)}" $(PY) -m uv pip install --quiet --python $(PY)
 HAS_CUDA = $(PY) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"
 .PHONY: help install install-dev run test test-compile test-cuda check-gpu test-oldest test-ray test-slurm readme lint \
 	format check-plugins soak bench bench-compile \
@@ -18,12 +21,12 @@ install-dev: $(VENV)/.installed-dev ## install what tests need, too
 
 $(VENV)/.installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --upgrade-strategy only-if-needed -r requirements.txt
+	$(INSTALL) -r requirements.txt
 	@$(PY) -c "import site; print('$(CURDIR)', file=open(site.getsitepackages()[0] + '/checkout.pth', 'w'))"
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
-	$(PY) -m pip install --quiet --upgrade-strategy only-if-needed -r requirements-dev.txt
+	$(INSTALL) -r requirements-dev.txt
 	@touch $@
 
 run: install ## DER++ with AdaB2N on the embedded digits; other flags with ARGS="..."
@@ -51,7 +54,7 @@ test-oldest: ## the package's tests with the oldest torch that it supports, in a
 	.venv-oldest/bin/python -m pytest -o addopts= -q --confcutdir=tests/package tests/package/test_layers.py
 
 test-ray: install-dev ## sweeps on a real local Ray cluster of two nodes; workers and a node are killed
-	$(PY) -m pip install --quiet -r requirements-ray.txt
+	$(INSTALL) -r requirements-ray.txt
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/cluster/test_ray.py
 
 test-slurm: install-dev ## sweeps on a real Slurm of one node; needs root and Debian's slurm-wlm and munge

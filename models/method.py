@@ -48,22 +48,31 @@ BUFFER_OPTIONS = (*DRAW_OPTIONS, "buffer_mode", "ring_quota")
 
 
 class Method:
-    """Base class of all methods. Most methods set `draw_names` and override `loss`: see `models/er.py`."""
+    """Base class of all methods. Most methods set `draw_names` and override `loss`.
 
-    uses_buffer = True
-    stores_logits = False  # the buffer holds the logits of its samples
-    draw_names: tuple[str, ...] = ()  # names of the draws from the buffer in a step
-    needs_features = False  # the network must have feature maps
-    needs_own_classes = False  # tasks must not share their classes
-    joint_training = False  # all tasks are trained as one
-    rebuilds_network = False  # every task starts with a new network
-    always_joint_forward = False  # meaning of `--replay_forward auto`, whatever the norm
-    keeps_graph = False  # `adjust_gradients` differentiates the outputs again
-    scores_unseen_classes = True  # otherwise there is no forward transfer
-    # A step can be compiled (`--compile`): `loss` consists of tensor operations, writes to its own tensors in place and
-    # reads of the index only `first_task`; `step` is not overridden.
+    Example:
+        >>> @MODELS.register("my_er", help="experience replay")
+        ... class MyER(Method):
+        ...     draw_names = ("replay",)
+        ...
+        ...     def loss(self, batches, outputs, index):
+        ...         return {name: F.cross_entropy(outputs[name].logits, batches[name].labels) for name in batches}
+    """
+
+    uses_buffer = True  #: the run has a memory buffer
+    stores_logits = False  #: the buffer holds the logits of its samples
+    draw_names: tuple[str, ...] = ()  #: names of the draws from the buffer in a step
+    needs_features = False  #: the network must have feature maps
+    needs_own_classes = False  #: tasks must not share their classes
+    joint_training = False  #: all tasks are trained as one
+    rebuilds_network = False  #: every task starts with a new network
+    always_joint_forward = False  #: meaning of `--replay_forward auto`, whatever the norm
+    keeps_graph = False  #: `adjust_gradients` differentiates the outputs again
+    scores_unseen_classes = True  #: otherwise there is no forward transfer
+    #: A step can be compiled (`--compile`). This needs a `loss` that consists of tensor operations, writes to its own
+    #: tensors in place and reads of the index only `first_task`, and a `step` that is not overridden.
     compiles = False
-    unused_options: tuple[str, ...] = ()  # options of the loop and the buffer without effect
+    unused_options: tuple[str, ...] = ()  #: options of the loop and the buffer without effect
 
     def __init__(
         self,
@@ -116,6 +125,9 @@ class Method:
             batches: The stream's batch (`CURRENT`) and the draws, by name.
             outputs: Logits, embeddings and feature maps of the batches, by the same names.
             index: Task, epoch and number of the step.
+
+        Returns:
+            Scalars, with their weights applied. The norm's penalty is added by the base class.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `loss`")
 

@@ -42,6 +42,10 @@ def load(path: str | os.PathLike = "results", *, failed: bool = False) -> pd.Dat
     Args:
         path: A results folder, or a folder of run folders.
         failed: Whether to include failed runs, with the column `reason`.
+
+    Example:
+        >>> runs = load("results")
+        >>> runs.pivot_table("class_il_faa", ["dataset", "model"], "norm")
     """
     pd = import_or_usage_error("pandas", "utils.results")
     path = Path(path)

@@ -18,13 +18,13 @@ CURRENT = "current"  # the name of the stream's batch among those of a step
 class Batch:
     """Samples from the stream or the buffer. Labels and tasks have host copies, so that nothing waits for a device."""
 
-    images: torch.Tensor  # (N, C, H, W) uint8, as they are stored
-    labels: torch.Tensor  # (N,) int64
-    tasks: torch.Tensor  # (N,) int64
+    images: torch.Tensor  #: (N, C, H, W) uint8, as they are stored
+    labels: torch.Tensor  #: (N,) int64
+    tasks: torch.Tensor  #: (N,) int64
     labels_host: np.ndarray
     tasks_host: np.ndarray
-    inputs: torch.Tensor | None = None  # augmented and normalized images, in the batches of a step
-    logits: torch.Tensor | None = None  # the network's logits when the samples were stored
+    inputs: torch.Tensor | None = None  #: augmented and normalized images, in the batches of a step
+    logits: torch.Tensor | None = None  #: the network's logits when the samples were stored
 
     def __len__(self) -> int:
         return len(self.labels_host)
@@ -50,9 +50,9 @@ class Output:
     """Result of a training forward pass for the samples of one batch."""
 
     logits: torch.Tensor
-    embedding: torch.Tensor  # the input of the classifier
-    features: tuple[torch.Tensor, ...]  # feature maps for LiDER, of networks that have them
-    norms: Normalization  # of the whole forward pass, which other batches may have been part of
+    embedding: torch.Tensor  #: the input of the classifier
+    features: tuple[torch.Tensor, ...]  #: feature maps for LiDER, of networks that have them
+    norms: Normalization  #: of the whole forward pass, which other batches may have been part of
 
     def split(self, sizes: list[int]) -> list[Output]:
         """Return the outputs of the batches, of these sizes, that passed the network jointly."""
@@ -72,7 +72,7 @@ class StepIndex:
     step: int
     epoch: int = 0
     iteration: int = 0
-    last: bool = True  # the last iteration of the batch, which fills the buffer
+    last: bool = True  #: the last iteration of the batch, which fills the buffer
 
     @property
     def address(self) -> tuple[int, int]:
@@ -88,10 +88,10 @@ class Step:
     """One training step. Keeps the autograd graph alive; do not store."""
 
     index: StepIndex
-    batches: dict[str, Batch]  # `CURRENT` and the draws from the buffer
+    batches: dict[str, Batch]  #: `CURRENT` and the draws from the buffer
     outputs: dict[str, Output] = field(default_factory=dict)
-    loss_terms: dict[str, torch.Tensor] = field(default_factory=dict)  # weighted
-    loss: torch.Tensor | None = None  # None if the method only stores samples
+    loss_terms: dict[str, torch.Tensor] = field(default_factory=dict)  #: weighted
+    loss: torch.Tensor | None = None  #: None if the method only stores samples
 
 
 def forwards_of(outputs: dict[str, Output]) -> list[Normalization]:

@@ -64,10 +64,17 @@ class Registry:
 
         Args:
             name: The value of the flag that selects the part.
-            help: A line for --list; by default the first line of the docstring.
+            help: A line for `--list`; by default the first line of the docstring.
             options: The options that the part owns.
             rules: Defaults that it sets for options, its own or others'.
-            traits: Further properties, which depend on the registry.
+            traits: Further properties, which depend on the registry: `backbone` of data sets; `shared`, `joint_replay`
+                and `needs_past_tasks` of norms; `numerics_version` of all.
+
+        Example:
+            >>> FACTOR = Option("factor", number(0), "The constant.", default=2.0)
+            >>> @NORMS.register("scaled_bn", help="BN times a constant", options=(FACTOR,))
+            ... def scaled_bn(channels, *, spatial, factor):
+            ...     return nn.Sequential(nn.BatchNorm2d(channels), Times(factor))
         """
         module = sys._getframe(1).f_globals["__name__"]
         if not (isinstance(options, tuple) and isinstance(rules, tuple)):

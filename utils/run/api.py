@@ -106,6 +106,10 @@ def run(**flags: Any) -> Result:
     Raises:
         UsageError: With the message of the command line.
         RunFailed: If a run fails, with the reason of its record.
+
+    Example:
+        >>> result = run(model="derpp", norm="adab2n", dataset="seq-digits", seeds=3)
+        >>> result.metrics["class_il_faa"].mean()
     """
     from utils.run.execution import run_or_reuse
 

@@ -64,6 +64,14 @@ test-slurm: install-dev ## sweeps on a real Slurm of one node; needs root and De
 readme: install-dev ## every command of the README, in its order, in a copy of this folder (20 minutes)
 	$(PY) -m pytest -o addopts= -v tests/slow/test_readme_commands.py
 
+.PHONY: docs
+docs: $(VENV)/.installed-docs ## the documentation as web pages, docs/_build/html/index.html; warnings are errors
+	$(PY) -m sphinx -W --keep-going docs docs/_build/html
+
+$(VENV)/.installed-docs: requirements-docs.txt $(VENV)/.installed-dev
+	$(INSTALL) -r requirements-docs.txt
+	@touch $@
+
 sweeps: install-dev ## every shell sweep in miniature, then all plans with --preset smoke (20 minutes)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/slow/test_shell_sweeps.py
 	$(PY) -m scripts.reproduce run all --preset smoke
@@ -94,4 +102,4 @@ bench-cuda: install ## norms, whole runs and compiled steps on a GPU; the number
 	else echo "bench-cuda: no GPU here, skipped"; fi
 
 clean: ## remove the environment and caches; results stay
-	rm -rf $(VENV) .venv-oldest .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest .pytest_cache .ruff_cache .hypothesis docs/_build docs/reference/generated

@@ -8,8 +8,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/runs.md", "docs/fidelity.md", "docs/reproduce.md", "docs/gpu.md", "docs/extend.md")
 GUIDE = "\n".join((ROOT / page).read_text() for page in PAGES)
+STEPS = ("first_run", "own_norm", "own_study", "reproduce_table")
+TUTORIALS = "\n".join((ROOT / f"docs/tutorials/{step}.md").read_text() for step in STEPS)
 PROGRAMS = ("make", "python", "python3", "pip")
-SKIPPED = r"make test$|python3 -m venv|pip install"  # takes minutes, or sets up an environment that is there
+# Takes minutes, sets up an environment that is there, or needs data.
+SKIPPED = r"make test$|python3 -m venv|pip install|.*--check_data"
 ADDED = {  # flags for commands with this beginning that need data or GPUs, or take long
     "python main.py --model derpp --norm adab2n --dataset seq-cifar100": "--dry_run",
     "python main.py --model er_ace --norm adab2n --dataset seq-digits --seeds": "--debug_mode --num_filters 4",
@@ -31,5 +34,5 @@ def commands(text: str) -> list[str]:
 
 
 def examples(text: str) -> dict[str, str]:
-    """Return the guide's plug-in files by path."""
-    return dict(re.findall(r"```python\n# (mine/\S+\.py)\n(.*?)```", text, flags=re.DOTALL))
+    """Return the guide's plug-in files and studies by path."""
+    return dict(re.findall(r"```(?:python|toml)\n# (\S+\.(?:py|toml))\n(.*?)```", text, flags=re.DOTALL))

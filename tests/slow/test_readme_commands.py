@@ -1,4 +1,4 @@
-"""`make readme`: every command of README and its guides, in a copy of the checkout, as a new user runs them."""
+"""`make readme`: every command of README, guides and tutorials, in a copy of the checkout, as a new user runs them."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.readme import GUIDE, commands, examples
+from tests.readme import GUIDE, TUTORIALS, commands, examples
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,13 +23,13 @@ def checkout(tmp_path_factory):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     (folder / ".venv").symlink_to(Path(sys.prefix).resolve())
-    for name, text in examples(GUIDE).items():
+    for name, text in examples(GUIDE + TUTORIALS).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
     return folder
 
 
-@pytest.mark.parametrize("command", commands(GUIDE))
+@pytest.mark.parametrize("command", [*commands(GUIDE), *commands(TUTORIALS)])
 def test_command(command, checkout):
     runs = sorted(path.parent.name for path in checkout.glob("results/runs/*/record.json"))
     line = command.replace("NAME", runs[0]) if runs else command

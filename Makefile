@@ -64,13 +64,17 @@ test-slurm: install-dev ## sweeps on a real Slurm of one node; needs root and De
 readme: install-dev ## every command of the README, in its order, in a copy of this folder (20 minutes)
 	$(PY) -m pytest -o addopts= -v tests/slow/test_readme_commands.py
 
-.PHONY: docs
+.PHONY: docs test-docs
 docs: $(VENV)/.installed-docs ## the documentation as web pages, docs/_build/html/index.html; warnings are errors
 	$(PY) -m sphinx -W --keep-going docs docs/_build/html
 
 $(VENV)/.installed-docs: requirements-docs.txt $(VENV)/.installed-dev
 	$(INSTALL) -r requirements-docs.txt
 	@touch $@
+
+test-docs: docs ## the documentation in headless Chromium: search, navigation, dark mode, narrow screens
+	command -v chromedriver > /dev/null || apt-get install -y --no-install-recommends chromium chromium-driver
+	$(PY) -m pytest -o addopts= -v tests/browser/test_site.py
 
 sweeps: install-dev ## every shell sweep in miniature, then all plans with --preset smoke (20 minutes)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/slow/test_shell_sweeps.py

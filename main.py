@@ -23,7 +23,7 @@ USAGE = """\
 usage: python main.py --model NAME --dataset NAME [--norm NAME] [more flags]
   python main.py --model derpp --norm adab2n --dataset seq-digits    a first run, of a minute or two
   python main.py --list                                              all models, norms and data sets
-  python main.py --help --model derpp --norm adab2n                  the flags of these; --help alone: all flags
+  python main.py --help --model derpp --norm adab2n                  what that run uses; --help alone: all flags
 README.md says more."""
 
 

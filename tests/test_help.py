@@ -2,11 +2,12 @@
 
 import re
 
+import pytest
 from conftest import call
 
-from utils.config import loop_options
-from utils.config.registry import MODELS, NORMS, REGISTRIES
-from utils.config.resolve import all_options
+from utils.config.parser import parse
+from utils.config.registry import NORMS, REGISTRIES
+from utils.config.resolve import SELECTORS, all_options, resolve
 
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
 
@@ -32,13 +33,25 @@ def test_flags_may_have_dashes_for_underscores(run_main):
     assert run_main(*words).stdout == run_main("--model", "er", *DIGITS, "--buffer_size", "30", "--dry_run").stdout
 
 
-def test_help_of_named_parts_has_only_their_flags():
-    finished = call(["--help", "--model", "derpp", "--norm", "adab2n"])
+@pytest.mark.parametrize("model", ["derpp", "sgd"])
+def test_help_on_a_run_has_the_flags_that_it_uses_with_their_defaults(model):
+    parts = ["--model", model, "--norm", "adab2n", "--dataset", "seq-cifar100", "--scenario", "offline"]
+    finished = call([*parts, "--help"])
     assert (finished.code, finished.stderr) == (0, "")
-    own = {f"--{option.name}" for entry in (MODELS.get("derpp"), NORMS.get("adab2n")) for option in entry.options}
-    assert flags_in(finished.stdout) == own | {f"--{option.name}" for option in loop_options.BUFFER}
-    assert "--alpha" not in call(["--help", "--norm=adab2n"]).stdout
+    used = set(resolve(parse(parts)).values()) - SELECTORS.keys()
+    assert flags_in(finished.stdout) == {f"--{name}" for name in used}
+    helped = {word.split()[0]: word for word in " ".join(finished.stdout.split()).split(" --")}
+    resolved = resolve(parse(parts)).values()
+    for name in ("seed", "lr", "n_epochs", "batch_size", "lambd", "n_tasks", "num_filters"):
+        assert f"default: {resolved[name]}" in helped[name], name
+
+
+def test_help_on_part_of_a_run():
+    model, norm = (call(["--help", *words]).stdout for words in (["--model", "derpp"], ["--norm=adab2n"]))
+    assert {"--alpha", "--lr", "--buffer_size", "--results_path"} < flags_in(model)
+    assert flags_in(norm) == {f"--{option.name}" for option in NORMS.get("adab2n").options}
     assert call(["--help", "--model", "nope"]).code == 2
+    assert call(["--help", "--model", "derpp", "--lrr", "1"]).stdout == model  # which an error line advises
 
 
 def test_list_names_everything_with_a_line():

@@ -16,7 +16,7 @@ from utils.cli import Parser
 from utils.config import loop_options
 from utils.config.options import ByFidelity, Option, SameAs, content_file, flag
 from utils.config.plugins import early_arguments, given_plugins, load_plugins
-from utils.config.registry import Entry, close_matches
+from utils.config.registry import DATASETS, Entry, close_matches
 from utils.config.resolve import (
     SELECTORS,
     Config,
@@ -30,6 +30,7 @@ from utils.config.resolve import (
     part_options,
     reject_unused_options,
     selected_entries,
+    with_defaults,
 )
 from utils.console import log
 from utils.errors import UsageError
@@ -201,11 +202,41 @@ def as_toml(config: Config, explicit: dict[str, Any], seeds: Sequence[int] | Non
 
 
 def help_text(argv: Sequence[str]) -> str:
-    """Return the help on all flags, or on those of the parts that a command names."""
+    """Return the help on all flags, on those of named parts or, if a model is named, on all that such a run uses."""
     load_plugins(given_plugins(argv))
-    early = vars(early_arguments(argv))
-    parts = {name: registry.get(early[name]) for name, registry in SELECTORS.items() if early[name]}
-    return build_parser(parts, only=bool(parts)).format_help()
+    early = {name: value for name, value in vars(early_arguments(argv)).items() if value is not None}
+    parts = {name: registry.get(early[name]) for name, registry in SELECTORS.items() if name in early}
+    if "model" not in parts:
+        return build_parser(parts, only=bool(parts)).format_help()
+    entries = chosen_entries(early)
+    parser = build_parser(entries, only=True, defaults=_default_texts(entries, early.get("scenario", "online")))
+    command = " ".join(f"--{selector} {entry.name}" for selector, entry in entries.items())
+    more = "" if "dataset" in entries else " Add --dataset NAME for its flags and defaults."
+    parser.description = f"All flags of a run with {command}, and their defaults.{more}"
+    return parser.format_help()
+
+
+def _default_texts(entries: dict[str, Entry], scenario: str) -> dict[str, str]:
+    """Return the default of every option of a run as help shows it, empty if there is none."""
+    options = active_options(entries)
+    official, paper = (
+        with_defaults({"scenario": scenario, "fidelity": fidelity}, options, entries)
+        for fidelity in ("official", "paper")
+    )
+    depends: set[str] = set()
+    if "dataset" not in entries:
+        depends = {name for entry in DATASETS.entries().values() for rule in entry.rules for name in rule.values}
+    texts = {}
+    for name, option in options.items():
+        ours, theirs = (",".join(map(str, v)) if isinstance(v, tuple) else v for v in (official[name], paper[name]))
+        if option.name in depends:
+            texts[name] = "default: that of --dataset"
+        elif ours is None or ours is False or ours == "" or "default:" in option.help:
+            texts[name] = ""
+        else:
+            differs = ours != theirs and name != "fidelity"
+            texts[name] = f"default: {ours}" + (f"; with --fidelity paper: {theirs}" if differs else "")
+    return texts
 
 
 def listing(sections: Sequence[str]) -> str:
@@ -235,17 +266,21 @@ def switches() -> list[list[str]]:
     ]
 
 
-def build_parser(entries: Mapping[str, Entry] | None = None, *, only: bool = False) -> Parser:
+def build_parser(
+    entries: Mapping[str, Entry] | None = None, *, only: bool = False, defaults: Mapping[str, str] | None = None
+) -> Parser:
     """Return the parser of all flags; a flag that several parts share is that of the chosen part.
 
     Args:
         entries: The chosen parts by selector.
         only: Leave out the flags of all other parts, for help.
+        defaults: What help says on the defaults of a run, by flag.
     """
+    defaults = defaults or {}
     parser = Parser(
         usage="%(prog)s --model NAME --dataset NAME [--norm NAME] [more flags]",
         description="Continual learning with swappable normalization layers. Defaults fit the model, norm, data set\n"
-        "and scenario; --dry_run prints them. --help --model NAME --norm NAME shows only the flags of these parts.",
+        "and scenario. --help --model NAME --norm NAME --dataset NAME shows the flags and defaults of that run.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         add_help=False,
@@ -259,15 +294,18 @@ def build_parser(entries: Mapping[str, Entry] | None = None, *, only: bool = Fal
     for title, owner, option in all_options({name: e.name for name, e in (entries or {}).items()} if only else None):
         title_of.setdefault(option.name, title)
         owners.setdefault(option.name, {})[owner] = option
-    groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(title_of.values())}
+    titles = list(dict.fromkeys(title_of.values()))
+    if only:  # what the parts own comes first
+        titles.sort(key=lambda title: title in loop_options.GROUPS)
+    groups = {title: parser.add_argument_group(title) for title in titles}
     for name, by_owner in owners.items():
         if name not in two_parts:
-            _add_option(groups[title_of[name]], name, chosen.get(name), by_owner)
+            _add_option(groups[title_of[name]], name, chosen.get(name), by_owner, defaults.get(name))
         elif not only:  # `reject_unused_options` says which flags there are instead
             groups[title_of[name]].add_argument(f"--{name}", nargs="?", help=argparse.SUPPRESS)
     for name, option in chosen.items():
         if name != option.name:
-            _add_option(groups[title_of[option.name]], name, option, {})
+            _add_option(groups[title_of[option.name]], name, option, {}, defaults.get(name))
     return parser
 
 
@@ -281,7 +319,13 @@ def _add_selectors(group: argparse._ArgumentGroup) -> None:
     add("--list", nargs="*", metavar="WHAT", help="List models, norms, datasets, backbones, switches.")
 
 
-def _add_option(group: argparse._ArgumentGroup, name: str, chosen: Option | None, by_owner: dict[str, Option]) -> None:
+def _add_option(
+    group: argparse._ArgumentGroup,
+    name: str,
+    chosen: Option | None,
+    by_owner: dict[str, Option],
+    default_text: str | None = None,
+) -> None:
     """Add a flag. Owners may share it; their own defaults are shown by the help on these parts."""
     option = chosen or next(iter(by_owner.values()))
     owners = ", ".join(filter(None, by_owner))
@@ -289,7 +333,9 @@ def _add_option(group: argparse._ArgumentGroup, name: str, chosen: Option | None
     default = option.default
     if len({option.default for option in by_owner.values()}) > 1 or "default:" in text:
         default = None
-    if isinstance(default, ByFidelity):
+    if default_text is not None:
+        text += f" ({default_text})" if default_text else ""
+    elif isinstance(default, ByFidelity):
         text += f" (official: {default.official}, paper: {default.paper})"
     elif default is not None and default is not False and default != ():
         text += f" (default: {f'that of --{default.option}' if isinstance(default, SameAs) else default})"

@@ -27,7 +27,7 @@ def early_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Return what must be known before the parser is built, since plug-ins have flags too."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--plugins", nargs="*", action="extend", default=[])
-    for name in ("config", "model", "norm", "dataset", "backbone"):
+    for name in ("config", "model", "norm", "dataset", "backbone", "scenario"):
         parser.add_argument(f"--{name}", nargs="?")
     return parser.parse_known_args(argv)[0]
 

@@ -35,12 +35,14 @@ class Config(SimpleNamespace):
 
 
 def all_options(parts: Mapping[str, str] | None = None) -> Iterator[tuple[str, str, Option]]:
-    """Yield (group title, owner's name or "", option) of everything, or of the named parts only."""
-    groups = {} if parts else loop_options.GROUPS
-    if parts and "model" in parts and MODELS.get(parts["model"]).build.uses_buffer:
-        groups = {"memory buffer and replay": loop_options.BUFFER}
-    for title, options in groups.items():
-        yield from ((title, "", option) for option in options)
+    """Yield (group title, owner's name or "", option) of everything, or of the named parts only.
+
+    With a model, these are also the loop's options that the model uses.
+    """
+    model = MODELS.get(parts["model"]).build if parts and "model" in parts else None
+    for title, options in loop_options.GROUPS.items() if model or not parts else ():
+        if model is None or model.uses_buffer or options is not loop_options.BUFFER:
+            yield from ((title, "", o) for o in options if model is None or o.name not in model.unused_options)
     for selector, registry in SELECTORS.items():
         for entry in registry.entries().values():
             if not parts or parts.get(selector) == entry.name:
@@ -64,7 +66,7 @@ def resolve(explicit: dict[str, Any]) -> Config:
     entries = selected_entries(explicit)
     options = active_options(entries)
     reject_unused_options(explicit, options, entries)
-    config = _with_defaults(explicit, options, entries)
+    config = with_defaults(explicit, options, entries)
     model, norm, backbone = entries["model"], entries["norm"], entries["backbone"]
     if model.build.needs_features and not backbone.build.n_feature_maps:
         raise UsageError(f"--model {model.name} compares feature maps, which --backbone {backbone.name} lacks")
@@ -160,14 +162,16 @@ def reject_unused_options(explicit: Iterable[str], options: dict[str, Option], e
         raise UsageError(f"--{name} is an option of {' or '.join(owners)}; choose that, or remove --{name}")
 
 
-def _with_defaults(explicit: dict[str, Any], options: dict[str, Option], entries: dict[str, Entry]) -> dict[str, Any]:
+def with_defaults(explicit: dict[str, Any], options: dict[str, Option], entries: dict[str, Entry]) -> dict[str, Any]:
+    """Return the explicit values and the defaults of all other options, before checks between options."""
     fidelity = explicit.get("fidelity", "official")
     config: dict[str, Any] = {name: entry.name for name, entry in entries.items()}
     config |= {name: by_fidelity(option.default, fidelity) for name, option in options.items()} | explicit
     known = options_by_name()
     owned_rules: list[tuple[str, dict[str, str], Rule]] = [("the loop", {}, rule) for rule in loop_options.RULES]
     for selector in ("backbone", "norm", "model", "dataset"):
-        entry = entries[selector]
+        if (entry := entries.get(selector)) is None:  # in the help on a model alone
+            continue
         owned_rules += [(entry.name, own_flags(selector, entry, options), rule) for rule in entry.rules]
     for owner, flags, rule in owned_rules:
         for name in (*rule.values, *(rule.when.keys() - SELECTORS)):

@@ -1,9 +1,11 @@
 """Bad usage, and what does not fit into memory: one line, exit code 2, nothing written."""
 
+import re
+
 import pytest
 import torch
 from conftest import call, runner
-from forked import refusal
+from forked import ROOT, refusal
 
 import utils.run.build
 from models.method import Method
@@ -137,3 +139,21 @@ def test_refused_allocation_is_one_line(run_main, results, monkeypatch, error):
     monkeypatch.setattr(DATASETS.get("seq-digits").build, "stream", refusing)
     check_refusal(run_main(*ER), ["the data", "memory"])
     assert not results.exists()
+
+
+def rows_of_mammoth():
+    """Yield a command of mammoth, for every row of the page's table, and the flags to use instead."""
+    table = (ROOT / "docs/from_mammoth.md").read_text().split("## Flags")[1].split("## Files")[0]
+    for row in re.findall(r"^\| (`-.*?) \| (.*?) \|", table, flags=re.MULTILINE):
+        theirs, ours = (re.findall(r"`([^`]+)`", cell.partition(" (")[0]) for cell in row)
+        for k, command in enumerate(theirs):
+            if command not in ours:
+                wanted = ours[k] if len(theirs) == len(ours) else row[1]
+                yield command.replace(" N", " 3"), re.findall(r"--\w+", wanted) or ["remove"]
+
+
+@pytest.mark.parametrize(("command", "wanted"), [*rows_of_mammoth()])
+def test_flag_of_mammoth_names_its_equivalent(command, wanted):
+    flag, *rest = command.split()
+    is_known = wanted == [flag]  # but has no value here
+    check_refusal(call([*ER, flag, *rest]), [*wanted, "no value" if is_known else f"{flag} is a flag of mammoth"])

@@ -9,11 +9,13 @@ import json
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from utils.cli import Parser
 from utils.config import loop_options
+from utils.config.mammoth import ADVICE
 from utils.config.options import ByFidelity, Option, SameAs, content_file, flag
 from utils.config.plugins import early_arguments, given_plugins, load_plugins
 from utils.config.registry import DATASETS, Entry, close_matches
@@ -90,11 +92,27 @@ def _parse_words(parser: Parser, argv: Iterable[str]) -> dict[str, Any]:
         words.append(word)
     explicit, unknown = parser.parse_known_args(words)
     for word in unknown:
+        flag_name = word.partition("=")[0]
+        if advice := ADVICE.get(flag_name.lstrip("-") if word.startswith("-") else ""):
+            raise UsageError(f"{flag_name} is a flag of mammoth, not of this project; {advice}")
         if word.startswith("--"):
-            name = word.split("=")[0]
-            raise UsageError(f"unknown flag {name}{close_matches(name, parser._option_string_actions)} See --help")
-        raise UsageError(f"unexpected argument {word!r}; flags start with --, see --help")
+            matches = close_matches(flag_name, parser._option_string_actions)
+            raise UsageError(f"unknown flag {flag_name}{matches} See --help")
+        raise _unexpected_value(parser, words, word)
     return vars(explicit)
+
+
+def _unexpected_value(parser: Parser, words: list[str], value: str) -> UsageError:
+    """Return the error of a word that no flag takes."""
+    previous = ""
+    for before, word in pairwise(["", *words]):
+        action = parser._option_string_actions.get(before)
+        if word == value and (action is None or action.nargs == 0):
+            if action is not None:
+                return UsageError(f"{before} takes no value (got {value!r}); give it alone, or leave it out")
+            previous = f" after {before!r}" if before else ""
+            break
+    return UsageError(f"unexpected argument {value!r}{previous}; flags start with --, lists have commas, see --help")
 
 
 # --- configuration files ----------------------------------------------------------------------------------------------

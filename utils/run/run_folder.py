@@ -98,6 +98,10 @@ class RunFolder:
         if missing := missing_outcomes(self.config.values(), record, self.path):
             raise UsageError(f"this run was finished {provenance} without {', '.join(missing)}; add --rerun")
         log.info(f"finished {provenance}, not trained again")
+        loggers = {name: getattr(self.config, name) for name in ("tensorboard", "wandb_project")}
+        if ignored := [f"--{name}" for name, value in loggers.items() if value and record["config"].get(name) != value]:
+            advice = f"{self.log_path.name} beside the record has the curves, --rerun trains again"
+            log.info(f"{' and '.join(ignored)} ignored, because the run is finished; {advice}")
         if changed:
             log.info(by_changed_code)
         with suppress(UsageError):  # a device that this machine lacks cannot be compared

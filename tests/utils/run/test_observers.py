@@ -100,6 +100,15 @@ def test_curves_of_a_run(run_main, writers):
     assert "tensorboard" not in ended.record["identity"]
 
 
+def test_a_finished_run_says_that_it_writes_no_curves(run_main, writers):
+    run_main(*RUN)
+    *_, line = run_main(*RUN, "--tensorboard").stderr.splitlines()
+    assert "--tensorboard ignored" in line
+    run_main(*RUN, "--tensorboard", "--rerun")
+    assert "ignored" not in run_main(*RUN, "--tensorboard").stderr
+    assert len(writers) == 1
+
+
 def test_a_resumed_run_takes_the_curves_up_where_its_checkpoint_is(results, writers):
     with observers_added(Steps(last=6)), pytest.raises(Killed):
         runner(results)(*RUN, "--tensorboard", "--checkpoint_every", "2")

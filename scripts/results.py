@@ -31,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--results_path", default="results", help="folder of runs (default: %(default)s)")
     try:
         arguments = parser.parse_args(argv)
-        from utils.results import load
+        from utils.results import identities, load
+        from utils.run.identity import hash_meanings
 
         runs = load(arguments.results_path, failed=arguments.failed)
         columns = arguments.columns.split(",") if arguments.columns else []
@@ -47,8 +48,12 @@ def main(argv: list[str] | None = None) -> int:
             chosen[columns or list(chosen)].to_csv(arguments.csv, index=False)
         if arguments.parquet:
             chosen[columns or list(chosen)].to_parquet(arguments.parquet, index=False)
-        overview = ["run", *(f"{setting}_faa" for setting in TITLES if f"{setting}_faa" in runs), "seed", "date"]
-        print(table(chosen[columns or [*overview, *(["status"] if arguments.failed else [])]]))
+        accuracies = [f"{setting}_faa" for setting in TITLES if f"{setting}_faa" in runs]
+        overview = ["run", *accuracies, "seed", "date", *(["status"] if arguments.failed else [])]
+        shown = chosen[columns or overview]
+        if meanings := hash_meanings(identities(chosen)):  # of runs whose names differ only in the hash
+            shown = shown.assign(**{"differs in": chosen["run"].map(meanings)})
+        print(table(shown))
         print(f"{len(chosen)} of {len(runs)} runs")
     except console.ERRORS as error:
         return console.complain(error)

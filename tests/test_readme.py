@@ -76,7 +76,7 @@ def test_results_as_data(tmp_path, monkeypatch, capsys):
         *("--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--debug_mode")
     )
     monkeypatch.chdir(tmp_path)
-    (lines,) = re.findall(r"```python\n(from utils.results import load\n.*?)```", GUIDE, flags=re.DOTALL)
+    (lines,) = re.findall(r"```python\n(from utils.results import load, mean_table\n.*?)```", GUIDE, flags=re.DOTALL)
     exec(lines, {})
     faa = ended.record["results"]["class_il"]["metrics"]["faa"]
     printed = capsys.readouterr().out.splitlines()

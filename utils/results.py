@@ -1,10 +1,11 @@
 """Results as data: finished runs as pandas DataFrames.
 
-    from utils.results import curves, load, matrices
+    from utils.results import curves, load, matrices, mean_table
 
     runs = load("results")                   # one row per run: every option, every metric
     losses = curves(runs[runs.seed == 0])    # one row per line of the log
     accuracies = matrices("results")         # one row per entry of an accuracy matrix
+    mean_table(runs, "class_il_faa", ["dataset", "model"], "norm")    # means over seeds
 
 Tasks and epochs count from 0, as in the records. pandas is imported by the first call, since no run needs it.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from utils.console import log
 from utils.errors import UsageError
 from utils.packages import import_or_usage_error
+from utils.run.identity import unlike_options
 from utils.run.records import BadRecord, read_record
 
 if TYPE_CHECKING:
@@ -102,6 +104,35 @@ def matrices(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
             for after, row in enumerate(result["matrix"], start=first):
                 rows += [(name, setting, after, task, value) for task, value in enumerate(row) if value is not None]
     return pd.DataFrame(rows, columns=MATRICES)
+
+
+def mean_table(runs: pd.DataFrame, metric: str, rows: str | list[str], columns: str | list[str]) -> pd.DataFrame:
+    """Return the mean of a metric over seeds, in rows and columns of options.
+
+    Raises UsageError if runs of one cell differ in more than their seed, and names the options.
+
+    Args:
+        runs: What `load` returns, or part of it.
+        metric: The column to average, such as class_il_faa.
+        rows: The options of the rows.
+        columns: The options of the columns.
+    """
+    keys = [name for names in (rows, columns) for name in ([names] if isinstance(names, str) else names)]
+    identity_of = identities(runs)
+    unlike: dict[str, set[str]] = {}
+    for _, cell in runs.groupby(keys, dropna=False):
+        for name, values in unlike_options(identity_of[run] for run in cell["run"]).items():
+            unlike.setdefault(name, set()).update(values)
+    if unlike:
+        what = "; ".join(f"{name}: {', '.join(sorted(values))}" for name, values in unlike.items())
+        raise UsageError(f"a cell would be the mean of unlike runs ({what}); select runs, or add rows or columns")
+    return runs.pivot_table(metric, rows, columns)
+
+
+def identities(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return all that changes a run's numbers, by the names of the runs."""
+    records = {name: _read(folder / "record.json") for name, folder in _runs_in(runs)}
+    return {name: record["identity"] for name, record in records.items() if record}
 
 
 def _read(file: Path) -> dict[str, Any] | None:

@@ -336,6 +336,12 @@ def test_status_lists_what_is_not_done(tmp_path, capsys):
     assert last == "1 done, 0 running, 0 failed, 0 stopped, 5 missing"
 
 
+def test_status_explains_names_that_differ_only_in_the_hash(tmp_path, capsys):
+    assert reproduce(["status", "core:cifar10", "--preset", "smoke", "--results_path", str(tmp_path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("missing  derpp-bn-")]
+    assert sorted(line.partition(" (")[2] for line in lines) == ["replay_forward joint)", "replay_forward separate)"]
+
+
 def test_dry_run_prints_the_commands_and_list_their_time(tmp_path, capsys):
     """Also for GPUs that are elsewhere."""
     here = ["table6", "--preset", "smoke", "--results_path", str(tmp_path)]

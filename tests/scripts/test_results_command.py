@@ -114,3 +114,13 @@ def test_csv_has_the_chosen_runs_in_order_with_all_columns(cells, results, tmp_p
     assert [row["buffer_size"] for row in rows] == ["200", "200", ""]
     assert rows[0]["date"] == "2026-02-03 23:00:00+00:00"
     assert rows[0]["folder"] == str(results / "runs" / rows[0]["run"])
+
+
+@pytest.mark.parametrize("words", [[], ["--columns", "seed"]])
+def test_names_that_differ_only_in_the_hash_are_explained(tmp_path, capsys, words):
+    for norm, options in (("bn", {}), ("bn", {"lr": 0.5}), ("bn", {"optim_mom": 0.25, "seed": 1}), ("cn", {})):
+        finish(run_of(tmp_path, norm=norm, **options), 10.0)
+    assert main(["--results_path", str(tmp_path), "--sort", "lr", *words]) == 0
+    head, *lines, _ = capsys.readouterr().out.splitlines()
+    assert head.endswith("differs in")
+    assert sorted(line.split(maxsplit=1 if words else 5)[-1] for line in lines) == ["-", "-", "lr 0.01", "lr 0.5"]

@@ -8,7 +8,7 @@ from conftest import runner
 
 from tests.scripts.records import finish, run_of
 from utils.errors import UsageError
-from utils.results import curves, load, matrices
+from utils.results import curves, load, matrices, mean_table
 
 TINY = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4", "--debug_mode", "--device", "cpu"]
 
@@ -125,3 +125,17 @@ def test_matrices_have_every_accuracy_that_was_measured(real, results):
     joint = frame[(frame["run"] == real["joint"].record["run"]) & (frame["setting"] == "class_il")]
     assert set(joint["after_task"]) == {4}
     assert joint["accuracy"].tolist() == real["joint"].record["results"]["class_il"]["matrix"][0]
+
+
+def test_means_are_of_runs_that_differ_in_their_seed_only(tmp_path):
+    for seed, class_il in ((0, 10.0), (1, 30.0)):
+        finish(run_of(tmp_path, "er", "bn", seed=seed), class_il)
+        finish(run_of(tmp_path, "er", "adab2n", seed=seed), class_il + 1)
+    runs = load(tmp_path)
+    assert mean_table(runs, "class_il_faa", "model", "norm").loc["er"].to_dict() == {"bn": 20.0, "adab2n": 21.0}
+    finish(run_of(tmp_path, "er", "bn", seed=2, buffer_size=50), 90.0)
+    runs = load(tmp_path)
+    with pytest.raises(UsageError, match=r"buffer_size: 200, 50\)"):
+        mean_table(runs, "class_il_faa", ["model"], ["norm"])
+    by_buffer = mean_table(runs, "class_il_faa", ["model", "buffer_size"], "norm")
+    assert by_buffer["bn"].to_dict() == {("er", 50): 90.0, ("er", 200): 20.0}

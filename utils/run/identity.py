@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,3 +43,34 @@ def run_name(config: Config, spec: StreamSpec) -> str:
 
 def run_folder(config: Config, spec: StreamSpec) -> Path:
     return Path(config.results_path) / "runs" / run_name(config, spec)
+
+
+def unlike_options(identities: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return what runs differ in, apart from the seed and what follows it, with all values as text."""
+    identities = list(identities)
+    names = sorted({name for identity in identities for name in identity})
+    unlike = {}
+    for name in names:
+        follows_seed = all(identity.get(name) == identity["seed"] for identity in identities)
+        values = list(dict.fromkeys(_value_text(identity, name) for identity in identities))
+        if len(values) > 1 and not follows_seed:
+            unlike[name] = values
+    return unlike
+
+
+def hash_meanings(identities: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return, by run, the options in which runs differ whose names differ only in the hash, and their values."""
+    groups: dict[str, list[str]] = {}
+    for name in identities:
+        groups.setdefault(name.rpartition("-")[0], []).append(name)
+    meanings = {}
+    for names in groups.values():
+        unlike = unlike_options(identities[name] for name in names)
+        for name in names if unlike else ():
+            meanings[name] = ", ".join(f"{option} {_value_text(identities[name], option)}" for option in unlike)
+    return meanings
+
+
+def _value_text(identity: Mapping[str, Any], name: str) -> str:
+    value = identity.get(name)  # many options are not hashed at their default
+    return "default" if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)

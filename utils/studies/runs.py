@@ -15,7 +15,7 @@ from utils.errors import DataMissing, UsageError
 from utils.files import is_locked
 from utils.run.build import ABSENT, StreamBuilder, epoch_sizes
 from utils.run.code_digest import changed_files, code_digests
-from utils.run.identity import run_folder
+from utils.run.identity import run_folder, run_identity
 from utils.run.probes import has_recording
 from utils.run.records import BadRecord, read_record
 from utils.run.run_folder import missing_outcomes
@@ -144,6 +144,9 @@ class Runs:
                 prints = {identity["data"] for identity in identities if identity["dataset"] == config.dataset}
                 self._specs[key] = StreamBuilder(config, prints.pop() if len(prints) == 1 else ABSENT).spec
         return self._specs[key]
+
+    def identity(self, run: Run) -> dict[str, Any]:
+        return run_identity(run.config, self.spec(run.config))
 
     def record(self, run: Run) -> dict[str, Any] | None:
         """Return the record of a finished run with its recordings, from the results folder or kept with the code."""

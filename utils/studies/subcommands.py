@@ -16,6 +16,7 @@ from utils.console import log
 from utils.errors import UsageError
 from utils.files import write_json
 from utils.run.build import StreamBuilder
+from utils.run.identity import hash_meanings
 from utils.run.records import BadRecord, different_conditions, read_record, seal_of
 from utils.studies.claims import judge_all, summary
 from utils.studies.launchers.local import LocalEngine, visible_gpus
@@ -62,8 +63,10 @@ def show_status(arguments: Namespace) -> int:
     groups: dict[str, list[Run]] = {state: [] for state in (DONE, RUNNING, FAILED, STOPPED, MISSING)}
     for run in required.values():
         groups[selection.runs.state(run)].append(run)
+    meanings = hash_meanings({run.name: selection.runs.identity(run) for run in required.values()})
     for state, run in ((state, run) for state, group in groups.items() if state != DONE for run in group):
-        print(f"{state:9}{progress_text(run) or run.name}{f'; see {run.log}' if state == FAILED else ''}")
+        meaning = f" ({meanings[run.name]})" if run.name in meanings else ""
+        print(f"{state:9}{progress_text(run) or run.name}{meaning}{f'; see {run.log}' if state == FAILED else ''}")
     print(", ".join(f"{len(group)} {state}" for state, group in groups.items()))
     if waiting:
         print(f"{waiting} experiments wait for their kappa and lambda")

@@ -7,6 +7,7 @@ import pytest
 
 import datasets.image_cache
 from tests.datasets.image_trees import pixels, save
+from tests.scripts.records import finish, run_of
 
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
 
@@ -31,6 +32,23 @@ def test_dry_run_prints_the_cost_and_toml_and_writes_nothing(run_main, results, 
     assert tomllib.loads(finished.stdout)["model"] == flags[1]
     (tmp_path / "run.toml").write_text(finished.stdout)
     assert run_main("--config", str(tmp_path / "run.toml"), "--dry_run").stdout == finished.stdout
+
+
+def test_dry_run_expects_the_time_of_recorded_runs(run_main, results, monkeypatch, tmp_path):
+    """First of none, then of one kept with the code, then also of one in the results folder."""
+
+    def expected():
+        return re.search("^# expected time: (.*)$", run_main(*er, "--dry_run").stdout, flags=re.MULTILINE)[1]
+
+    er, like_er = ["--model", "er", *DIGITS], {"model": "er", "num_filters": 4}
+    monkeypatch.setattr("utils.run.expected_time.expected_time.__defaults__", (tmp_path / "kept/runs",))
+    assert expected().startswith("unknown")
+    kept, own = run_of(tmp_path / "kept", **like_er, norm="cn"), run_of(results, **like_er, norm="gn")
+    finish(kept, 50.0, wall_seconds=145.0)  # a second for each of its steps
+    finish(run_of(results, **like_er, n_epochs=2, batch_size=100), 50.0, wall_seconds=9e9)
+    assert re.match("2 min, by 1 .* kept", expected())
+    finish(own, 50.0, wall_seconds=3 * 145.0)
+    assert re.match("5 min, by 2 .* 1 of them kept .* 1 thread", expected())
 
 
 def test_dry_run_needs_no_data(run_main, tmp_path):

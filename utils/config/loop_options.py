@@ -135,7 +135,7 @@ RUN = (
     Option("dtype", choice("float32", "float64"), "Floating-point type.", default="float32"),
     FreeOption("rerun", flag, "Train from the beginning. The previous record is kept as record.old.json."),
     FreeOption("accept_changed_code", flag, "Use a record or checkpoint although the code has changed since."),
-    FreeOption("dry_run", flag, "Print the configuration as TOML, with folder and steps as comments, and stop."),
+    FreeOption("dry_run", flag, "Print the configuration as TOML, with folder, steps, memory and time, and stop."),
     FreeOption("check_data", flag, "Check the data set, write a contact sheet, and stop. Needs no --model."),
     Option("debug_mode", flag, "Train on three batches per epoch, to try things out."),
     FreeOption("plugins", str, f"Folders or modules of your own; ${PLUGINS_VARIABLE} adds more.", (), several=True),

@@ -15,6 +15,7 @@ from utils.device import describe_device, pick_device, set_up_device
 from utils.errors import DataMissing, RunFailed, UsageError
 from utils.run.build import ABSENT, StreamBuilder, build_method, build_network, epoch_sizes, is_out_of_memory
 from utils.run.code_digest import code_digests
+from utils.run.expected_time import expected_time
 from utils.run.observers import JsonLines, Observer, Progress, TensorBoardRun, WandbRun
 from utils.run.probes import PROBES, Probe, write_recording
 from utils.run.records import conditions, different_conditions
@@ -40,7 +41,7 @@ def run_or_reuse(config: Config) -> tuple[dict[str, Any], RunFolder]:
 
 
 def dry_run_report(config: Config) -> str:
-    """Return the folder and steps of a run, as comments of a TOML file. The data may be missing."""
+    """Return folder, steps, memory and expected time of a run, as comments of a TOML file. The data may be missing."""
     try:
         spec = StreamBuilder(config).spec
     except DataMissing:
@@ -48,10 +49,15 @@ def dry_run_report(config: Config) -> str:
     build_network(config, spec, torch.device("meta")).norms.check_device(pick_device(config.device))
     folder, sizes = RunFolder(config, spec, {}), epoch_sizes(config, spec)
     status = "finished" if folder.finished_record() else "not finished"
-    steps = f"{total_steps(config, sizes)} in {len(sizes)} task{'s' if len(sizes) > 1 else ''}"
+    steps = total_steps(config, sizes)
+    tasks = f"{len(sizes)} task{'s' if len(sizes) > 1 else ''}"
     peaks = (f"{(IMPORTS + factor * spec.image_bytes) / 1e9:.1f} GB" for factor in LOADING)
     loading = f"{spec.image_bytes / 1e9:.1f} GB of images, peak of memory {' at a first start, '.join(peaks)} later"
-    return f"# folder: {folder.path} ({status})\n# steps: {steps}\n# loading: {loading}"
+    lines = {
+        "folder": f"{folder.path} ({status})", "steps": f"{steps} in {tasks}", "loading": loading,
+        "expected time": expected_time(config, steps),
+    }  # fmt: skip
+    return "\n".join(f"# {name}: {text}" for name, text in lines.items())
 
 
 def train(config: Config, data: StreamBuilder, folder: RunFolder, signals: Signals) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from utils.config.registry import DATASETS, NORMS
@@ -15,6 +14,7 @@ from utils.errors import DataMissing, UsageError
 from utils.files import is_locked
 from utils.run.build import ABSENT, StreamBuilder, epoch_sizes
 from utils.run.code_digest import changed_files, code_digests
+from utils.run.expected_time import MEASURED, RecordedSpeeds
 from utils.run.identity import run_folder, run_identity
 from utils.run.probes import has_recording
 from utils.run.records import BadRecord, read_record
@@ -25,8 +25,6 @@ from utils.studies.presets import Preset
 from utils.tables import duration
 
 DONE, FAILED, RUNNING, STOPPED, MISSING = "done", "failed", "running", "stopped", "missing"
-MEASURED = Path(__file__).resolve().parents[2] / "results" / "measured"  # records that are kept with the code
-SIMILAR = ("dataset", "num_filters", "model")  # options that a run's speed depends on most
 
 
 @dataclass(frozen=True)
@@ -233,17 +231,14 @@ class Runs:
         return [*sorted(kept), *sorted(ours)]
 
 
-def expected_seconds(wanted: Iterable[Run], runs: Runs) -> dict[str, float | None]:
-    """Return how long each run takes by the median speed of similar recorded runs; None if there are none."""
-    speeds: dict[tuple[Any, ...], list[float]] = {}  # seconds per step
-    for record in runs.all_records():
-        key = tuple(record["config"].get(name) for name in SIMILAR)
-        speeds.setdefault(key, []).append(record["wall_seconds"] / max(record["steps"], 1))
-    expected = {}
-    for run in wanted:
-        similar = speeds.get(tuple(run.config.values().get(name) for name in SIMILAR))
-        expected[run.name] = run.steps * median(similar) if similar else None
-    return expected
+def recorded_speeds(runs: Runs) -> RecordedSpeeds:
+    own = {path.parent.name for path in Path(runs.results_path).glob("runs/*/record.json")}
+    return RecordedSpeeds((record, record["run"] not in own) for record in runs.all_records())
+
+
+def expected_seconds(wanted: Iterable[Run], speeds: RecordedSpeeds) -> dict[str, float | None]:
+    """Return how long each run takes by the speed of similar recorded runs; None if there are none."""
+    return {run.name: speeds.expected_seconds(run.config.values(), run.steps) for run in wanted}
 
 
 def total_time(seconds: Iterable[float | None]) -> str:

@@ -26,7 +26,18 @@ from utils.studies.render import write_report
 from utils.studies.repeat import repeat
 from utils.studies.request import set_up
 from utils.studies.results import warnings
-from utils.studies.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, expected_seconds, total_time
+from utils.studies.runs import (
+    DONE,
+    FAILED,
+    MISSING,
+    RUNNING,
+    STOPPED,
+    Run,
+    Runs,
+    expected_seconds,
+    recorded_speeds,
+    total_time,
+)
 from utils.studies.selection import required_runs
 from utils.studies.sweep import Display, Engine, Outcome, progress_text, sweep
 from utils.tables import aligned
@@ -35,7 +46,8 @@ from utils.tables import aligned
 def show_list(arguments: Namespace) -> int:
     plans, selection = set_up(arguments)
     runs = selection.runs
-    expected = expected_seconds(required_runs(plans, selection)[0].values(), runs)
+    all_runs, speeds = required_runs(plans, selection)[0].values(), recorded_speeds(runs)
+    expected = expected_seconds(all_runs, speeds)
     width = max(len(plan.id) for plan in plans)
     groups = {f"{plan.id:{width}} {plan.title}": [plan] for plan in plans}
     groups[f"{'all':{width}} together, each run once"] = plans
@@ -51,7 +63,8 @@ def show_list(arguments: Namespace) -> int:
     seeds = ", ".join(map(str, selection.seeds))
     print(f"preset {runs.preset.name}: {runs.preset.help}; seeds {seeds}; kappa and lambda: {selection.mode}")
     print(aligned(rows))
-    print("time left: of one worker, by the speed of recorded runs; +: more runs follow when their grid is finished")
+    source = speeds.source(run.config.values() for run in all_runs)
+    print(f"time left: of one worker, {source}; +: more runs follow when their grid is finished")
     for text in runs.untrusted:
         log.warning(text)
     return 0
@@ -117,8 +130,9 @@ def announce(required: dict[str, Run], wanted: list[Run], waiting: int, runs: Ru
     other = {record["run"]: what for record in records if (what := different_conditions(now, record["conditions"][-1]))}
     for name, what in list(other.items())[:1]:
         log.warning(f"{len(other)} finished runs are of other conditions, such as {name}: {what}")
-    time = total_time(expected_seconds(wanted, runs).values())
-    print(f"time of one worker by recorded runs: {time}", file=sys.stderr)
+    speeds = recorded_speeds(runs)
+    time = total_time(expected_seconds(wanted, speeds).values())
+    print(f"time of one worker: {time}, {speeds.source(run.config.values() for run in wanted)}", file=sys.stderr)
 
 
 def data_problems(wanted: list[Run], runs: Runs) -> list[str]:

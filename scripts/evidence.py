@@ -1,6 +1,6 @@
-"""The project's own numbers, from the records in results/measured alone: README's table and docs/evidence.md.
+"""The project's own numbers, from the records in results/measured alone.
 
-python -m scripts.evidence writes both, and draws README's figure.
+python -m scripts.evidence writes docs/evidence.md and the marked parts of README and docs/runs.md, and draws figures.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from utils.figures.catalogue import FIGURES
 from utils.figures.style import save
 from utils.run.records import read_record
 from utils.studies.claims import FAILS, HOLDS, OPEN, Verdict, judge_all
-from utils.studies.compare import Paired, values_by_seed
+from utils.studies.compare import Paired, records_by_seed, values_by_seed
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
-from utils.studies.plans import PLANS, Comparison, Experiment, Plan
+from utils.studies.plans import ONLINE, PLANS, Comparison, Experiment, Plan
 from utils.studies.presets import NARROW
 from utils.studies.render import environment
 from utils.studies.results import Result, Table, tabulate, warnings
 from utils.studies.runs import MEASURED, Runs
 from utils.studies.selection import Selection, required_runs
 from utils.studies.study import STUDIES, read_study
-from utils.tables import markdown_table, markdown_text
+from utils.tables import TITLES, markdown_table, markdown_text, mean_and_deviation
 
 ROOT = Path(__file__).resolve().parents[1]
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "evidence.md"
+README, PAGE, RUNS = ROOT / "README.md", ROOT / "docs" / "evidence.md", ROOT / "docs" / "runs.md"
 BEGIN, END = "<!-- evidence: python -m scripts.evidence -->", "<!-- end of evidence -->"
 EMPTY_DIR = "no-results"  # a results folder that does not exist: only kept records count
 QUESTIONS = {  # a claim, what a user asks, and the answers if it holds and if the opposite does
@@ -202,12 +202,41 @@ def own_plans(measured: Path) -> Iterator[tuple[Plan, Selection]]:
         yield from ((plan, selection) for plan in study.plans().values())
 
 
+def common_commands(selection: Selection) -> str:
+    """Return a table of commands with the minutes and accuracies of their kept runs, one line a command."""
+    models = {"perm-mnist": ("er", "derpp"), "cifar10": ONLINE, "cifar100": ONLINE}
+    lines, records = [], []
+    for data, model, norm in ((d, m, n) for d, names in models.items() for m in names for n in ("bn", "adab2n")):
+        experiment = Experiment(model, norm, data, NARROW.data[data].buffers[0])
+        of_seeds = list(records_by_seed(experiment, selection).values())
+        if not of_seeds:
+            continue
+        records += of_seeds
+        width = of_seeds[0]["config"].get("num_filters")
+        flags = {"model": model, "norm": norm, **NARROW.data[data].flags} | ({"num_filters": width} if width else {})
+        minutes = sorted({round(record["wall_seconds"] / 60) for record in of_seeds})
+        accuracies = [
+            f"{TITLES[name]} {mean_and_deviation([record['results'][name]['metrics']['faa'] for record in of_seeds])}"
+            for name in of_seeds[0]["results"]
+        ]
+        command = " ".join(f"--{name} {value}" for name, value in flags.items())
+        span = " to ".join(map(str, minutes[:: max(len(minutes) - 1, 1)]))
+        lines.append((f"`{command}`", span, ", ".join(accuracies), str(len(of_seeds))))
+    title = f"Minutes on a shared machine with {threads(records)}, and final average accuracy, mean ± std over seeds:"
+    return f"{title}\n\n{markdown_table(['`python main.py` with', 'minutes', 'accuracy, %', 'seeds'], lines)}"
+
+
+def with_part(path: Path, part: str) -> str:
+    """Return a file's text with another marked part."""
+    before, rest = path.read_text(encoding="utf-8").split(BEGIN)
+    return f"{before}{BEGIN}\n{part}\n{END}{rest.split(END)[1]}"
+
+
 def expected_files() -> dict[Path, str]:
-    """Return README and page as the records have them."""
-    selection, readme = evidence(), README.read_text(encoding="utf-8")
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
-    return {README: f"{before}{BEGIN}\n{readme_part(selection)}\n{END}{after}", PAGE: page(selection)}
+    """Return the files as the records have them."""
+    selection = evidence()
+    return {README: with_part(README, readme_part(selection)), RUNS: with_part(RUNS, common_commands(selection)),
+            PAGE: page(selection)}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -215,7 +244,8 @@ def main(argv: list[str] | None = None) -> int:
         Parser(prog="python -m scripts.evidence", description=__doc__).parse_args(argv)
         for path, text in expected_files().items():
             path.write_text(text, encoding="utf-8")
-        save(partial(FIGURES["confounds"].draw, evidence()), PAGE.parent, "confounds", ["png"])
+        for name in ("published", "confounds"):
+            save(partial(FIGURES[name].draw, evidence()), PAGE.parent, name, ["png"])
     except console.ERRORS as error:
         return console.complain(error)
     return 0

@@ -15,6 +15,9 @@ from scripts import evidence
 from scripts.figures import main as draw_figures
 from scripts.reproduce import main as reproduce
 from tests.scripts.records import finish
+from utils.config.parser import parse
+from utils.figures.catalogue import FIGURES
+from utils.figures.style import LIGHT, drawn_in
 from utils.run.records import read_record
 from utils.studies import claims, compare
 from utils.studies.claims import CLAIMS, FAILS, HOLDS, NO_VERDICT, OPEN, Claim, Verdict, judge
@@ -156,6 +159,27 @@ def test_numbers_as_text():
 def test_threads_are_those_of_the_records(counts, text):
     conditions = [{"num_threads": count} if count else {} for count in counts]
     assert evidence.threads([{"conditions": [each]} for each in conditions]) == text
+
+
+def test_common_commands_are_those_of_kept_records():
+    kept = evidence.evidence()
+    commands = re.findall("^\\| `(--.*?)`", evidence.common_commands(kept), flags=re.MULTILINE)
+    assert len(commands) == 12
+    for command in commands:
+        run = kept.runs.run_with(parse(command.split()) | {"seed": 0})
+        assert kept.runs.record(run) is not None, command
+
+
+def test_the_published_numbers_are_drawn_beside_ours(tmp_path):
+    draw = FIGURES["published"].draw
+    assert draw(evidence.evidence(tmp_path)) is None
+    with drawn_in(LIGHT):
+        lines = [line for axes in draw(evidence.evidence()).axes for line in axes.lines]
+    papers, ours = ([line.get_xdata()[0] for line in lines if line.get_marker() == marker] for marker in "Do")
+    assert len(papers) == len(ours) > 20
+    cell = published("table3")["DER++ w/ Ours", "Split CIFAR-10 M=500"]
+    k = papers.index(float(cell[0]))
+    assert abs(ours[k] - papers[k]) < 5
 
 
 # --- what one record can change ---------------------------------------------------------------------------------------

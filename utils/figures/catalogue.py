@@ -75,6 +75,11 @@ def forest_of(plan: Plan) -> Figure:
     return Figure(plan.id, plan.title, drawing, plan.id)
 
 
+def beside_published(selection: Selection) -> Drawing | None:
+    settings = {"Class-IL": "table3", "Task-IL": "table2"}
+    return tabled.beside_published({name: tabulate(PLANS[id], selection) for name, id in settings.items()})
+
+
 def compares(plan: Plan, selection: Selection) -> bool:
     return all(cell.baseline is not None for cell in plan.cells(selection.runs.preset))
 
@@ -107,6 +112,7 @@ _FIGURES = (
     figure_of_runs("weights", "Weights of the tasks in batch and running statistics", recorded.task_weights),
     Figure("forest", "Paired gains of every cell, with 95 % intervals", partial(forest_of_claims, FOREST), "table2"),
     Figure("confounds", CONFOUNDED, partial(forest_of_claims, CONFOUNDS), "core"),
+    Figure("published", "Final average accuracy, published and ours, cell by cell", beside_published, "table2"),
     Figure("theory", THEORY, lambda selection: weights_and_kappa(), ""),
 )
 FIGURES = {figure.id: figure for figure in _FIGURES}

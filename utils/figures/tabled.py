@@ -15,7 +15,7 @@ from utils.figures.style import COLUMN, PAGE, colour_of, grid_of_axes, ink, labe
 from utils.run.training import steps_per_task
 from utils.studies.compare import Paired, records_by_seed
 from utils.studies.plans import METHODS, ONLINE, SETTINGS, Experiment, places
-from utils.studies.results import Table
+from utils.studies.results import Result, Table
 from utils.studies.selection import Selection
 from utils.tables import TITLES
 
@@ -108,6 +108,42 @@ def forest(panels: dict[str, dict[str, Paired]]) -> Drawing | None:
     figure.supxlabel("points, 95 % interval", fontsize="medium")  # once: under narrow panels they would meet
     row[0].set_yticks(range(len(names)), map(literal, names))
     row[0].set_ylim(len(names) - 0.5, -0.5)
+    return figure
+
+
+def beside_published(tables: dict[str, Table]) -> Drawing | None:
+    """Draw our accuracies beside the published ones: a panel for every column and setting, a line for every cell.
+
+    Only cells with all seeds are drawn. `tables` are named by their settings.
+    """
+    panels: dict[str, dict[str, Result]] = {}
+    for column in next(iter(tables.values())).columns:
+        for setting, table in tables.items():
+            cells = {row[1]: table.results[row, column] for row in table.rows if (row, column) in table.results}
+            cells = {name: result for name, result in cells.items() if result.complete and result.paper is not None}
+            if cells:
+                panels["\n".join([setting, *column])] = cells
+    if not panels:
+        return None
+    names = list(dict.fromkeys(name for table in tables.values() for _, name in table.rows))
+    names = [name for name in names if any(name in cells for cells in panels.values())]
+    figure, [row] = grid_of_axes(1, len(panels), 0.9 + 0.22 * len(names), sharey=True)
+    for axes, (title, cells) in zip(row, panels.items(), strict=True):
+        for name, result in cells.items():
+            place, colour = names.index(name), colour_of(result.cell.experiment.norm)
+            axes.errorbar(result.paper, place - 0.17, xerr=result.paper_std, fmt="D", color=ink(), markersize=4,
+                          markerfacecolor=figure.get_facecolor(), elinewidth=0.8, label="published, ± std")  # fmt: skip
+            axes.plot(result.paired.differences, [place + 0.17] * result.n, "|", color=colour, markersize=6)
+            axes.plot(result.mean, place + 0.17, "o", color=colour, markersize=4.5, label="ours, mean and seeds")
+        axes.set_title(title)
+        axes.locator_params(axis="x", nbins=4)
+        axes.margins(x=0.15)
+    row[0].set_yticks(range(len(names)), names)
+    row[0].set_ylim(len(names) - 0.5, -0.5)
+    figure.supxlabel("final average accuracy, %", fontsize="medium")
+    handles, labels = row[0].get_legend_handles_labels()
+    handle_of = dict(zip(labels, handles, strict=True))
+    figure.legend(handle_of.values(), handle_of.keys(), loc="outside upper center", ncols=2)
     return figure
 
 

@@ -21,7 +21,7 @@ from utils.errors import UsageError
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     parser = Parser(prog="scripts.figures", description=__doc__)
-    text = f"{', '.join(FIGURES)}, or all (default); run RUN_FOLDER for one run"
+    text = "fig1 ... fig7, tasks, anytime, weights, forest, confounds, published, theory, or all; or run RUN_FOLDER"
     add_plan_arguments(parser, text)
     parser.add_argument("--output", help="folder (default: RESULTS_PATH/figures/PRESET, RUN_FOLDER/figures)")
     try:

@@ -26,6 +26,15 @@ def folder(tmp_path_factory):
     return here
 
 
+def test_readme_is_short_and_its_links_lead_somewhere():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 200
+    links = re.findall(r"\]\(([^)#:]+)[^)]*\)|(?:src|srcset)=\"(.+?)\"", text)
+    paths = {link or image for link, image in links}
+    assert {"docs/published.png", "docs/published-dark.png"} < paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_of_the_guide_runs(folder, example):
     (line,) = re.findall(rf"^    python main.py (--plugins mine .*{example}\b.*)$", GUIDE, flags=re.MULTILINE)

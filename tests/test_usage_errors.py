@@ -157,3 +157,8 @@ def test_flag_of_mammoth_names_its_equivalent(command, wanted):
     flag, *rest = command.split()
     is_known = wanted == [flag]  # but has no value here
     check_refusal(call([*ER, flag, *rest]), [*wanted, "no value" if is_known else f"{flag} is a flag of mammoth"])
+
+
+def test_all_flags_of_mammoth_are_in_one_line():
+    words = ["--nowand", "1", "--load_best_args", "--lrr", "1", "--savecheck=last"]
+    check_refusal(call([*ER, *words]), ["--nowand is", "--load_best_args is", "--savecheck is", "--wandb_project"])

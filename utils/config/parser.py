@@ -91,13 +91,13 @@ def _parse_words(parser: Parser, argv: Iterable[str]) -> dict[str, Any]:
             word = f"--{renamed.get(name, name)}{equals}{value}"
         words.append(word)
     explicit, unknown = parser.parse_known_args(words)
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    if of_mammoth := [name for name in flags if name.lstrip("-") in ADVICE]:
+        raise UsageError("; ".join(f"{name} is a flag of mammoth: {ADVICE[name.lstrip('-')]}" for name in of_mammoth))
     for word in unknown:
-        flag_name = word.partition("=")[0]
-        if advice := ADVICE.get(flag_name.lstrip("-") if word.startswith("-") else ""):
-            raise UsageError(f"{flag_name} is a flag of mammoth, not of this project; {advice}")
         if word.startswith("--"):
-            matches = close_matches(flag_name, parser._option_string_actions)
-            raise UsageError(f"unknown flag {flag_name}{matches} See --help")
+            name = word.partition("=")[0]
+            raise UsageError(f"unknown flag {name}{close_matches(name, parser._option_string_actions)} See --help")
         raise _unexpected_value(parser, words, word)
     return vars(explicit)
 

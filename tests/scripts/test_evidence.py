@@ -24,6 +24,7 @@ from utils.studies.claims import CLAIMS, FAILS, HOLDS, NO_VERDICT, OPEN, Claim, 
 from utils.studies.compare import Paired, records_by_seed
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
 from utils.studies.plans import JOINT, Experiment
+from utils.studies.presets import SMOKE
 from utils.studies.results import published, published_value, tabulate
 from utils.studies.runs import MEASURED, Runs
 from utils.studies.selection import Selection
@@ -173,6 +174,10 @@ def test_common_commands_are_those_of_kept_records():
 def test_the_published_numbers_are_drawn_beside_ours(tmp_path):
     draw = FIGURES["published"].draw
     assert draw(evidence.evidence(tmp_path)) is None
+    digits = Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,))
+    finish(digits.runs.of(Experiment("er_ace", "bn", "cifar10", 50), 0), 50.0)
+    with drawn_in(LIGHT):
+        assert draw(digits) is None  # they have no published numbers
     with drawn_in(LIGHT):
         lines = [line for axes in draw(evidence.evidence()).axes for line in axes.lines]
     papers, ours = ([line.get_xdata()[0] for line in lines if line.get_marker() == marker] for marker in "Do")

@@ -15,6 +15,7 @@ from utils.figures.style import COLUMN, PAGE, colour_of, grid_of_axes, ink, labe
 from utils.run.training import steps_per_task
 from utils.studies.compare import Paired, records_by_seed
 from utils.studies.plans import METHODS, ONLINE, SETTINGS, Experiment, places
+from utils.studies.presets import PAPER
 from utils.studies.results import Result, Table
 from utils.studies.selection import Selection
 from utils.tables import TITLES
@@ -114,9 +115,11 @@ def forest(panels: dict[str, dict[str, Paired]]) -> Drawing | None:
 def beside_published(tables: dict[str, Table]) -> Drawing | None:
     """Draw our accuracies beside the published ones: a panel for every column and setting, a line for every cell.
 
-    Only cells with all seeds are drawn. `tables` are named by their settings.
+    Only cells with all seeds and on the paper's data are drawn. `tables` are named by their settings.
     """
     panels: dict[str, dict[str, Result]] = {}
+    if next(iter(tables.values())).preset.data != PAPER.data:
+        return None
     for column in next(iter(tables.values())).columns:
         for setting, table in tables.items():
             cells = {row[1]: table.results[row, column] for row in table.rows if (row, column) in table.results}

@@ -14,7 +14,8 @@ from utils.run.records import BadRecord, read_record
 from utils.tables import duration
 
 MEASURED = Path(__file__).resolve().parents[2] / "results" / "measured"  # records that are kept with the code
-SIMILAR = ("dataset", "backbone", "num_filters", "model", "batch_size")  # options that a run's speed depends on most
+# Options that a run's speed depends on most.
+SIMILAR = ("dataset", "backbone", "num_filters", "model", "batch_size", "debug_mode")
 UNKNOWN = "unknown"
 
 

@@ -12,7 +12,6 @@ Tasks and epochs count from 0, as in the records. pandas is imported by the firs
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from utils.console import log
 from utils.errors import UsageError
 from utils.packages import import_or_usage_error
 from utils.run.identity import unlike_options
+from utils.run.observers import read_log
 from utils.run.records import BadRecord, read_record
 
 if TYPE_CHECKING:
@@ -85,12 +85,7 @@ def curves(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
     pd = import_or_usage_error("pandas", "utils.results")
     rows = []
     for name, folder in _runs_in(runs):
-        path = folder / "metrics.jsonl"
-        if path.exists() and not path.is_symlink():
-            events = map(json.loads, path.read_text().splitlines())
-            rows += [{"run": name} | event for event in events if event["event"] == "log"]
-        else:
-            log.warning(f"{folder} has no metrics.jsonl of its own")
+        rows += [{"run": name} | event for event in read_log(folder) if event["event"] == "log"]
     return pd.DataFrame(rows, columns=["run", *CURVES]).astype(dict.fromkeys(("loss", "lr", "seconds"), "float64"))
 
 

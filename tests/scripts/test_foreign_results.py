@@ -12,6 +12,7 @@ from scripts.results import main as results_command
 from tests.outcomes import change_record
 from tests.scripts.sweeps import Lines, local_sweep, tiny_runs
 from utils.results import curves
+from utils.studies.runs import Run
 from utils.studies.sweep import log_tail, progress_text
 
 COMMAND = ["--model", "sgd", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4", "--debug_mode"]
@@ -111,3 +112,16 @@ def test_reports_follow_no_link(folder, results, tmp_path, capsys):
         (line,) = capsys.readouterr().err.splitlines()
         assert str(link) in line
     assert "seconds" in precious.read_text()
+
+
+@pytest.mark.parametrize("content", [b'{"event": "lo', b"[]\n1\n", b"\xff\xfe\n", b'{"event": "log"}\n', None])
+def test_a_damaged_log_is_named_and_left_out(folder, results, content, capsys):
+    path = folder / "metrics.jsonl"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    assert curves(results).empty
+    assert figures(["run", str(folder)]) == 0
+    assert not (folder / "figures/loss.png").exists()
+    assert capsys.readouterr().err.count(str(path)) >= 2
+    assert progress_text(Run(folder.name, {}, folder, 1)) == ""

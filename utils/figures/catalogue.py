@@ -143,10 +143,10 @@ def draw_run(folder: Path, output: Path) -> list[Path]:
     if record is None or record["status"] != "finished":
         raise UsageError(f"{folder} holds no finished run; give a folder such as results/runs/NAME")
     name = "joint" if record["config"]["model"] == "joint" else record["config"]["norm"]
-    drawings: dict[str, Callable[[], Any]] = {"matrix": partial(tabled.accuracy_matrix, record)}
-    log_path = folder / "metrics.jsonl"
-    if log_path.exists() and not log_path.is_symlink():
-        drawings["loss"] = partial(tabled.loss_curve, folder)
+    drawings: dict[str, Callable[[], Any]] = {
+        "matrix": partial(tabled.accuracy_matrix, record),
+        "loss": partial(tabled.loss_curve, folder),
+    }
     if record["config"].get("eval_every") and "class_il" in record["results"]:
         drawings["anytime"] = partial(tabled.while_training, {name: record})
     for figure, (probe, draw) in RECORDED.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import numpy as np
 from utils.config.resolve import Config
 from utils.figures import style
 from utils.figures.style import COLUMN, PAGE, colour_of, grid_of_axes, ink, label_of, legend_above, mark_steps
+from utils.run.observers import read_log
 from utils.run.training import steps_per_task
 from utils.studies.compare import Paired, records_by_seed
 from utils.studies.plans import METHODS, ONLINE, SETTINGS, Experiment, places
@@ -226,7 +226,7 @@ def accuracy_matrix(record: dict) -> Drawing:
 
 def loss_curve(folder: Path) -> Drawing | None:
     """Draw the loss in the run's log."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_log(folder)
     points = [(line["step"], line["loss"]) for line in lines if line["event"] == "log" and line["loss"] is not None]
     if not points:
         return None

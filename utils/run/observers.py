@@ -16,6 +16,7 @@ from typing import Any
 
 from utils.console import log
 from utils.errors import UsageError
+from utils.files import reject_links
 from utils.packages import import_or_usage_error
 from utils.step import Step
 from utils.tables import TITLES, percent
@@ -122,6 +123,20 @@ class JsonLines(Observer):
 
     def on_evaluation(self, event: Event) -> None:
         self._write("evaluation", event)
+
+
+def read_log(folder: Path) -> list[Event]:
+    """Return the events of a run's log; none, with a warning, if it is missing, a link, or not as it was written."""
+    path = folder / "metrics.jsonl"
+    try:
+        reject_links(path)
+        events = [json.loads(line) for line in path.read_bytes().splitlines()]
+        if not all(isinstance(event, dict) and {"event", "step"} <= event.keys() for event in events):
+            raise ValueError("a line is no event")
+    except (OSError, ValueError) as error:
+        log.warning(f"the log {path} is left out: {error}")
+        return []
+    return events
 
 
 class TimeLimit(Exception):

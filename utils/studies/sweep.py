@@ -62,7 +62,7 @@ class Display:
 
 def progress_text(run: Run) -> str:
     """Return how far a run has come by the end of its log, empty if it has not trained yet."""
-    with suppress(OSError, ValueError, KeyError, IndexError):  # not begun, or the line is half written
+    with suppress(OSError, ValueError, LookupError, TypeError):  # not begun, or the line is half written
         path = run.folder / "metrics.jsonl"
         event = {} if path.is_symlink() else json.loads(path.read_bytes().splitlines()[-1])
         return f"{run.name} task {event['task'] + 1}, step {event['step']}/{run.steps}"

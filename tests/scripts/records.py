@@ -41,7 +41,7 @@ def finish(run: Run, class_il: float, task_il: float = 0.0, **changes) -> None:
     record = {
         "run": run.name, "status": "finished", "date": "2026-01-01T00:00:00+00:00",
         "results": {"class_il": two_tasks(class_il), "task_il": two_tasks(task_il)}, "config": plain(config),
-        "steps": run.steps, "seconds": 10.0, "wall_seconds": 12.0,
+        "steps": run.steps, "seconds": 10.0, "wall_seconds": 12.0, "steps_per_second": 1.0,
         "conditions": [{"num_threads": 1, "device": "cpu", "torch": "2", "norm_impl": "torch"}],
         "identity": run_identity(config, spec_of(config)), "sources": code_digests(config),
         "environment": {"commit": commit(), "device_type": "cpu"},

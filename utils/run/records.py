@@ -13,6 +13,7 @@ import platform
 import resource
 import subprocess
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
             raise BadRecord("its seal does not match: it has been changed, or damaged")
         if name != path.parent.name or not name.endswith(f"-{hash_}"):
             raise BadRecord(f"it is of another run, {name}")
+        check_entries(record)
         for problem in contradictions(record):
             raise BadRecord(f"it contradicts itself: {problem}")
     except FileNotFoundError:
@@ -67,6 +69,19 @@ def read_record(path: Path) -> dict[str, Any] | None:
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         raise BadRecord("it is damaged, or of an older version of this project") from None
     return record
+
+
+def check_entries(record: dict[str, Any]) -> None:
+    """Raise an error if an entry that all commands read is missing or has another type."""
+    datetime.fromisoformat(record["date"])
+    numbers = [each.get("num_threads", 1) for each in record["conditions"]]
+    is_finished = record["status"] == "finished"
+    if is_finished:
+        numbers += [record[name] for name in ("steps", "seconds", "wall_seconds", "steps_per_second")]
+        numbers += [result["metrics"]["faa"] for result in record["results"].values()]
+    has_all = "commit" in record["environment"] and record["conditions"] and (not is_finished or record["results"])
+    if not has_all or not all(isinstance(number, int | float) for number in numbers):
+        raise ValueError
 
 
 def contradictions(record: dict[str, Any]) -> Iterator[str]:

@@ -42,7 +42,7 @@ def repeat(arguments: Namespace) -> int:
         if arguments.base_path and "base_path" in records[name]["config"]:
             options["base_path"] = arguments.base_path
         wanted.append(Run(name, options, folder / "runs" / name, records[name]["steps"]))
-    threads = max(each["num_threads"] for each in conditions.values())
+    threads = max(each.get("num_threads", 1) for each in conditions.values())
     engine = LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu, threads)
     outcome = sweep(wanted, runs, engine, retries=0, display=Display(len(wanted), 0))
     lines = [comparison_line(records[run.name], runs.record(run)) for run in wanted]

@@ -9,6 +9,7 @@ import torch
 from models.method import Method
 from utils.data.random import seed_global_generators
 from utils.data.stream import Stream, StreamSpec
+from utils.errors import RunFailed
 from utils.run.eval_statistics import eval_statistics_applied, evaluation_batch_size, in_test_order
 
 
@@ -34,6 +35,9 @@ def evaluate(
     confusion = torch.zeros(n_classes, n_classes, dtype=torch.int64, device=method.augment.scale.device)
     with eval_statistics_applied(method, statistics):
         correct = torch.stack([count_correct(method, stream, task, confusion) for task in tasks]).tolist()
+    if any(n_nan for *_, n_nan in correct):
+        advice = "a smaller --lr or weight of the norm's penalty may help, unless the method's `predict` is wrong"
+        raise RunFailed(f"the run diverged: scores of test images are nan; {advice}")
     sizes = [stream.spec.test_sizes[task] for task in tasks]
     percent = [[100 * row[k] / size for row, size in zip(correct, sizes, strict=True)] for k in (0, 1)]
     return by_setting(stream.spec, *percent), confusion
@@ -49,11 +53,16 @@ def predictions(scores: torch.Tensor, own: range) -> tuple[torch.Tensor, torch.T
 
 
 def count_correct(method: Method, stream: Stream, task: int, confusion: torch.Tensor) -> torch.Tensor:
-    """Return how many (2,) predictions among all and among own classes are correct; add them to `confusion`."""
-    own, correct = stream.spec.classes_of(task), torch.zeros(2, dtype=torch.int64, device=confusion.device)
+    """Return (3,) the correct predictions among all and among own classes, and the scores that are NaN.
+
+    The predictions are added to `confusion`.
+    """
+    own, correct = stream.spec.classes_of(task), torch.zeros(3, dtype=torch.int64, device=confusion.device)
     for batch in in_test_order(method, stream.test(task, evaluation_batch_size(method)), task):
-        among_all, among_own = predictions(method.predict(method.augment.normalize(batch.images)), own)
-        correct += torch.stack([(guess == batch.labels).sum() for guess in (among_all, among_own)])
+        scores = method.predict(method.augment.normalize(batch.images))
+        among_all, among_own = predictions(scores, own)
+        right = [(guess == batch.labels).sum() for guess in (among_all, among_own)]
+        correct += torch.stack([*right, scores.isnan().sum()])
         pairs = batch.labels * len(confusion) + among_all
         confusion.view(-1).index_add_(0, pairs, torch.ones_like(pairs))
     return correct

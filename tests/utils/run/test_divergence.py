@@ -33,7 +33,7 @@ SGD, ER = (["--model", model, *SMALL] for model in ("sgd", "er"))
         ([*SGD, "--lr", "1e30"], "nan at step 2", False),
         ([*ER, "--lr", "1e20"], "at step", False),
         ([*ADA, "--lambd", "1e8"], "step 3", True),
-        ([*ADA, "--lambd", "1e5"], "step 4", True),
+        ([*ADA, "--lambd", "1e5"], "test images", True),
     ],
 )
 def test_diverged_run_fails_with_advice(results, words, symptom, has_penalty):
@@ -58,3 +58,16 @@ def test_one_number_of_the_network_that_is_none_is_enough(name, value):
     with pytest.raises(RunFailed, match=r"in task 2: .* after step 6"):
         training.run()
     assert len(training.rows["class_il"]) == 1  # no number of the broken network
+
+
+def test_scores_that_are_no_numbers_are_no_predictions():
+    """Of `predict`, with a network that is sound; the largest of them would be the first."""
+
+    class WithoutScores(Sgd):
+        def predict(self, inputs):
+            return super().predict(inputs).log()
+
+    config, stream = run_config("sgd"), make_stream(make_spec(n_tasks=3, n_classes=6))
+    net, method = build_run(config, stream)
+    with pytest.raises(RunFailed, match="predict"):
+        Training(config, stream, WithoutScores(net, config, stream.spec, method.augment, None)).run()

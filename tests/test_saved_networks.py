@@ -1,5 +1,8 @@
 """--save_model and --eval_only: the saved network, and what is refused in its place."""
 
+import hashlib
+import io
+import pickle
 import shutil
 from dataclasses import replace
 
@@ -7,10 +10,12 @@ import pytest
 import torch
 from conftest import call, refuse_to_train, runner
 from forked import refusal
+from safetensors import torch as safetensors
 
 import utils.run.saved_model
 from models.er import Er
 from tests.datasets.image_trees import pixels, save
+from tests.outcomes import change_record
 from utils.config.registry import MODELS
 from utils.tables import accuracy_table
 
@@ -68,9 +73,38 @@ def test_saved_network_knows_where_its_data_were(tmp_path):
     assert call(["--eval_only", model, "--base_path", str(tmp_path / "pictures")]).code == 0
 
 
+class Planted:
+    def __reduce__(self):
+        return exit, (7,)
+
+
+def with_tensors(**tensors):
+    """Return a change of a folder: these are saved too, or a pickle instead. The record has the digest of the file."""
+
+    def change(folder):
+        path = folder / "model.safetensors"
+        content = (
+            safetensors.save(safetensors.load(path.read_bytes()) | tensors) if tensors else pickle.dumps(Planted())
+        )
+        path.write_bytes(content)
+        change_record(folder, model_sha256=hashlib.sha256(content).hexdigest())
+
+    return change
+
+
+def saved_state(value):
+    content = io.BytesIO()
+    torch.save(value, content)
+    return torch.frombuffer(content.getbuffer(), dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        with_tensors(),
+        with_tensors(method=saved_state(Planted())),
+        with_tensors(method=torch.zeros(3)),
+        with_tensors(buffer=saved_state([1, 2])),
         lambda folder: (folder / "model.safetensors").unlink(),
         lambda folder: (folder / "record.json").unlink(),
         shutil.rmtree,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -64,15 +65,16 @@ def has_model(folder: Path, record: dict[str, Any]) -> bool:
 
 def read_saved(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return the record of a run and the tensors that it saved."""
+    from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
         record, content = read_record(folder / "record.json"), (folder / "model.safetensors").read_bytes()
         if record is None or hashlib.sha256(content).hexdigest() != record.get("model_sha256"):
             raise BadRecord("its record.json does not have the digest of its model.safetensors")
-    except (BadRecord, OSError) as error:
+        return record, load(content)
+    except (BadRecord, OSError, SafetensorError) as error:
         raise UsageError(f"{folder} is not the folder of a run with --save_model: {error}") from None
-    return record, load(content)
 
 
 def load_network(folder: Path) -> Network:
@@ -119,7 +121,7 @@ def load_saved(explicit: dict[str, Any]) -> Saved:
         for name, part in (("buffer", method.buffer), ("method", method)):
             if part is not None:
                 part.load_state_dict(torch.load(io.BytesIO(states[name]), weights_only=True))
-    except (RuntimeError, KeyError) as error:
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError, pickle.UnpicklingError) as error:
         raise UsageError(f"{folder} does not fit today's code: {' '.join(str(error).split())}") from error
     return Saved(folder, record, config, method, stream)
 

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from scripts.reproduce import main as reproduce
-from tests.scripts.records import finish
+from tests.outcomes import change_record
+from tests.scripts.records import finish, two_tasks
 from utils.run.identity import run_hash
 from utils.studies import render
 from utils.studies.claims import CLAIMS
@@ -234,6 +236,17 @@ def test_claims_and_reports_warn_alike(tmp_path, capsys, monkeypatch, command):
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     for text in ("seed 1 of DER++, Digits, 5 tasks, M = 50", "thread counts (1, 2)", "of another folder"):
         assert len([line for line in lines if text in line]) == 1, text
+
+
+def test_a_kept_record_with_other_results_is_named(tmp_path):
+    chosen, table = finished_table4(tmp_path)
+    name, other = sorted(table.records)[:2]
+    for run in (name, other):
+        shutil.copytree(tmp_path / "runs" / run, tmp_path / "kept" / run)
+    change_record(tmp_path / "kept" / name, results={"class_il": two_tasks(99.0)})
+    (line,) = warnings([table], replace(chosen.runs, measured=tmp_path / "kept"))
+    assert name in line
+    assert str(tmp_path / "kept") in line
 
 
 def test_different_contents_of_a_data_set_are_named(tmp_path):

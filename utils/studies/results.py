@@ -252,4 +252,5 @@ def warnings(parts: Iterable[Part], runs: Runs) -> list[str]:
             texts.append(f"no pair for seed{'s' * (len(seeds) > 1)} {numbers} of {cell}: a run is not finished")
         for text in texts:
             ids_by_text.setdefault(text, []).append(part.id)
-    return [*(f"{text}: {', '.join(ids)}" for text, ids in ids_by_text.items()), *runs.on_other_data()]
+    lines = [f"{text}: {', '.join(ids)}" for text, ids in ids_by_text.items()]
+    return [*lines, *runs.on_other_data(), *runs.differing_copies()]

@@ -196,6 +196,14 @@ class Runs:
             if data
         ]
 
+    def differing_copies(self) -> list[str]:
+        """Return a line if kept records have other results than those of the same runs in the results folder."""
+        folders = [path.parent for path in Path(self.results_path).glob("runs/*/record.json")]
+        both = [(self._finished(folder), self._finished(self.measured / folder.name)) for folder in sorted(folders)]
+        names = [ours["run"] for ours, kept in both if ours and kept and ours["results"] != kept["results"]]
+        text = f"{len(names)} runs have other results in {self.results_path}, which count, than in {self.measured}"
+        return [f"{text}, such as {names[0]}"] if names else []
+
     def lacks_outcomes(self, run: Run) -> bool:
         """Return whether the run is finished in the results folder without an outcome that is asked for now."""
         record = self._finished(run.folder)

@@ -46,6 +46,9 @@ def test_mistakes_in_a_registration_are_reported():
         exec(words, {"__name__": "second", "registry": registry, "batch_norm": batch_norm})
     with pytest.raises(TypeError, match=r"'color'; .*colour"):
         registry.register("name", color="red")
+    for name in ("my/norm", "../norm", "my norm", ""):  # it is part of the run's folder
+        with pytest.raises(ValueError, match="name"):
+            registry.register(name)
     for keywords in ({"options": Option("x", str, "")}, {"rules": [Rule({"lr": 1.0})]}):  # a comma was forgotten
         with pytest.raises(TypeError, match="must be tuples"):
             registry.register("x", **keywords)

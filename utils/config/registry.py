@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -77,6 +78,8 @@ class Registry:
             ...     return nn.Sequential(nn.BatchNorm2d(channels), Times(factor))
         """
         module = sys._getframe(1).f_globals["__name__"]
+        if not re.fullmatch(r"[\w.+-]+", name):  # it is part of file names
+            raise ValueError(f"{self.kind} {name!r}: a name has letters, digits and _.+- only")
         if not (isinstance(options, tuple) and isinstance(rules, tuple)):
             raise TypeError(f"{self.kind} {name!r}: options and rules must be tuples, such as (option,)")
         known = ["help", "options", "rules", *self.traits]

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from utils.config.resolve import SELECTORS, Config, identity_options
 from utils.data.stream import StreamSpec
+from utils.errors import UsageError
 
 # Raised when a fix changes the results of all runs, so that older records are not taken for those of today's code.
 # A fix of one model, norm, data set or backbone raises the `numerics_version` that it registers with.
@@ -22,7 +23,10 @@ def run_identity(config: Config, spec: StreamSpec) -> dict[str, Any]:
     for selector, registry in SELECTORS.items():
         version = registry.get(getattr(config, selector)).traits.get("numerics_version")
         identity |= {} if version is None else {f"{selector}_numerics_version": version}
-    return cast("dict[str, Any]", json.loads(json.dumps(identity)))
+    try:
+        return cast("dict[str, Any]", json.loads(json.dumps(identity, allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"an option of this run has a value that no record can hold: {error}") from None
 
 
 def run_hash(identity: dict[str, Any]) -> str:

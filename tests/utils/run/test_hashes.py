@@ -1,10 +1,15 @@
 """The hashes of ten runs. An option that comes later, with what runs did before as its neutral value, changes none of
 them; a change that does would make every run of that kind start over."""
 
+from dataclasses import replace
+
 import pytest
 
+from utils.config.options import Option
 from utils.config.parser import parse
+from utils.config.registry import MODELS
 from utils.config.resolve import resolve
+from utils.errors import UsageError
 from utils.run.build import StreamBuilder
 from utils.run.identity import run_name
 
@@ -43,3 +48,12 @@ def test_hash_of_a_run(flags):
 @pytest.mark.parametrize("flags", FORMER_RUNS)
 def test_a_run_whose_numbers_have_changed_is_another_run(flags):
     assert hash_of(flags) != FORMER_RUNS[flags]
+
+
+@pytest.mark.parametrize("default", [float("nan"), {1, 2}])
+def test_a_value_that_no_record_can_hold_is_rejected_before_the_run(monkeypatch, default):
+    entry = MODELS.get("sgd")
+    monkeypatch.setitem(MODELS.entries(), "sgd", replace(entry, options=(Option("odd", str, "", default=default),)))
+    config = resolve({"model": "sgd", "dataset": "seq-digits"})
+    with pytest.raises(UsageError, match="option"):
+        run_name(config, StreamBuilder(config).spec)

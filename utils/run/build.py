@@ -122,7 +122,7 @@ def build_method(config: Config, spec: StreamSpec, net: Network, device: torch.d
     return method
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "alloc" in str(error))
 
 

@@ -99,7 +99,7 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     except (RunFailed, OSError) as error:
         advice = "; make room or repair, and give the same command again to go on"
         outcome = {"reason": f"{error}{advice if isinstance(error, OSError) else ''}"}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         if is_out_of_memory(error):
             advice = "free memory and give the same command again to go on, or make the batch or network smaller"

@@ -37,13 +37,13 @@ class Watch(Observer):
 
 
 @contextlib.contextmanager
-def failing(at):
-    """A step that raises."""
+def failing(at, error):
+    """A step that raises this."""
     original = Method.step
 
     def step(self, batch, index):
         if index.step == at:
-            raise IndexError("no such thing")
+            raise error
         return original(self, batch, index)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -99,15 +99,17 @@ def test_interrupted_rerun_is_resumed_by_the_plain_command_and_restarted_by_anot
     assert is_like(results, straight)
 
 
-@pytest.mark.parametrize("flags", [[], ["--rerun"]])
-def test_failed_run_says_so_and_goes_on_without_the_flag(results, straight, flags):
+@pytest.mark.parametrize(
+    ("flags", "error"), [([], IndexError("no such thing")), (["--rerun"], IndexError("no")), ([], SystemExit(0))]
+)
+def test_failed_run_says_so_and_goes_on_without_the_flag(results, straight, flags, error):
     if flags:
         runner(results)(*COMMAND)
-    with failing(at=10):
+    with failing(at=10, error=error):
         failed = runner(results)(*COMMAND, *flags)
     assert failed.code == 1
     assert failed.stderr.startswith("Traceback ")  # of the method's own code, for its author
-    assert failed.stderr.splitlines()[-1] == "error: IndexError: no such thing"
+    assert failed.stderr.splitlines()[-1] == f"error: {type(error).__name__}: {error}"
     assert failed.stdout == f"record: {failed.folder / 'record.json'}\n"
     assert failed.record["status"] == "failed"
     assert "results" not in failed.record

@@ -104,6 +104,8 @@ class RunFolder:
             log.info(f"{' and '.join(ignored)} ignored, because the run is finished; {advice}")
         if changed:
             log.info(by_changed_code)
+        for change in record.get("code_changes", []):
+            log.warning(f"this run went on with other code at step {change['step']}: {shortened(change['files'])}")
         with suppress(UsageError):  # a device that this machine lacks cannot be compared
             now = conditions(self.config, pick_device(self.config.device))
             texts = [different_conditions(now, before) for before in record["conditions"]]

@@ -202,4 +202,7 @@ def test_accepted_change_on_the_way_is_on_record(mine):
         {"step": 5, "files": ["mine/helper.py"]},
         {"step": 8, "files": ["mine/helper.py"]},
     ]
-    assert ANSWERED.fullmatch(mine.run().stderr)  # its code is today's
+    note, first, second = mine.run().stderr.splitlines(keepends=True)
+    assert ANSWERED.fullmatch(note)  # the code of its end is today's
+    assert "step 5" in first
+    assert "step 8" in second

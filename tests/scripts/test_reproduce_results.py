@@ -15,7 +15,7 @@ from scripts.reproduce import main as reproduce
 from tests.outcomes import change_record
 from tests.scripts.records import finish, two_tasks
 from utils.run.identity import run_hash
-from utils.studies import render
+from utils.studies import render, report_command
 from utils.studies.claims import CLAIMS
 from utils.studies.plans import PLANS, Cell, Experiment
 from utils.studies.presets import PAPER, SMOKE
@@ -224,7 +224,7 @@ def test_records_of_another_kind_are_warned_of(tmp_path):
 @pytest.mark.parametrize("command", ["claims", "report"])
 def test_claims_and_reports_warn_alike(tmp_path, capsys, monkeypatch, command):
     """Of a seed that one arm lacks, of different threads, and of records on other data."""
-    monkeypatch.setattr(render, "draw_figures", lambda *arguments: [])
+    monkeypatch.setattr(report_command, "draw_figures", lambda *arguments: [])
     comparison = dict(CLAIMS["cn"].cells(SMOKE))["DER++, Digits, 5 tasks, M = 50"]
     cn, bn = (selection(tmp_path, SMOKE, (0, 1)).final(experiment) for experiment in comparison.experiments)
     for run, threads in ((cn[0], 1), (bn[0], 2), (cn[1], 1)):

@@ -22,8 +22,8 @@ from utils.studies.claims import judge_all, summary
 from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.launchers.ray import RayEngine
 from utils.studies.launchers.slurm import SlurmEngine
-from utils.studies.render import write_report
 from utils.studies.repeat import repeat
+from utils.studies.report_command import write_report
 from utils.studies.request import set_up
 from utils.studies.results import warnings
 from utils.studies.runs import (

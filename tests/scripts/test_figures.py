@@ -10,7 +10,7 @@ from scripts.figures import main as figures
 from tests.scripts.records import finish, result_of
 from utils.figures import recorded, tabled
 from utils.figures.catalogue import FIGURES, draw
-from utils.figures.style import DARK, LIGHT, drawn_in, save
+from utils.figures.style import DARK, LIGHT, colour_of, drawn_in, save
 from utils.run.probes import read_recording
 from utils.studies.compare import Paired
 from utils.studies.plans import PLANS, Experiment, places
@@ -64,6 +64,12 @@ def test_forest_shows_the_interval(light):
     spans = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-"]
     assert any(np.allclose(span, Paired((1.0, 2.0, 3.0)).interval) for span in spans)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cell"]
+
+
+@pytest.mark.parametrize(("lower_is_better", "norm"), [((), "adab2n"), (("x",), "bn")])
+def test_more_forgetting_has_the_colour_of_a_loss(light, lower_is_better, norm):
+    figure = tabled.forest({"x": {"a": Paired((1.0, 1.1, 1.2))}}, lower_is_better)
+    assert figure.axes[0].lines[0].get_color() == colour_of(norm)
 
 
 def test_curves_after_each_task_are_means_over_seeds(tmp_path, light):

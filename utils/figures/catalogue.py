@@ -16,7 +16,7 @@ from utils.run.probes import has_recording
 from utils.run.records import BadRecord, read_record
 from utils.studies.claims import CLAIMS, judge
 from utils.studies.compare import Paired
-from utils.studies.plans import PLANS, Plan
+from utils.studies.plans import PLANS, SMALLER_IS_BETTER, Plan
 from utils.studies.results import Table, tabulate
 from utils.studies.selection import Selection
 from utils.studies.study import STUDIES
@@ -68,9 +68,14 @@ def forest_of(plan: Plan) -> Figure:
 
     def drawing(selection: Selection) -> Drawing | None:
         panels: dict[str, dict[str, Paired]] = {}
+        lower_is_better = set()
         for ((_, row), column), result in tabulate(plan, selection).results.items():
-            panels.setdefault("\n".join(column), {})[row] = result.paired
-        return tabled.forest(panels)
+            is_lower_better = result.cell.metric[-1] in SMALLER_IS_BETTER
+            title = "\n".join([*column, *["lower is better"] * is_lower_better])
+            panels.setdefault(title, {})[row] = result.paired
+            if is_lower_better:
+                lower_is_better.add(title)
+        return tabled.forest(panels, lower_is_better)
 
     return Figure(plan.id, plan.title, drawing, plan.id)
 

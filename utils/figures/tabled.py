@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,8 +89,11 @@ def _write_values(axes: Axes, values: np.ndarray, dark_below: float, missing: st
         axes.text(j, i, text, ha="center", va="center", fontsize=6 + digits, color=colour)
 
 
-def forest(panels: dict[str, dict[str, Paired]]) -> Drawing | None:
-    """Draw paired differences with their intervals: a panel for every comparison, a line for every cell."""
+def forest(panels: dict[str, dict[str, Paired]], lower_is_better: Collection[str] = ()) -> Drawing | None:
+    """Draw paired differences with their intervals: a panel for every comparison, a line for every cell.
+
+    Gains and losses have colours; in the panels of `lower_is_better`, a gain lies below zero.
+    """
     panels = {title: {name: cell for name, cell in cells.items() if cell.n} for title, cells in panels.items()}
     if not (panels := {title: cells for title, cells in panels.items() if cells}):
         return None
@@ -98,7 +102,10 @@ def forest(panels: dict[str, dict[str, Paired]]) -> Drawing | None:
     for axes, (title, cells) in zip(row, panels.items(), strict=True):
         for name, paired in cells.items():
             place = names.index(name)
-            colour = colour_of("adab2n") if paired.is_above else colour_of("bn") if paired.is_below else ink()
+            is_gain, is_loss = paired.is_above, paired.is_below
+            if title in lower_is_better:
+                is_gain, is_loss = is_loss, is_gain
+            colour = colour_of("adab2n") if is_gain else colour_of("bn") if is_loss else ink()
             if paired.interval is not None:
                 axes.plot(paired.interval, [place, place], color=colour, linewidth=1)
             axes.plot(paired.differences, [place] * paired.n, "|", color=colour, markersize=4, alpha=0.6)

@@ -41,6 +41,10 @@ class Preset:
     def comparable(self) -> bool:
         return not self.differs
 
+    def has_published_data(self, key: str) -> bool:
+        """Return whether the data set is the paper's, so that its published number may stand beside ours."""
+        return self.data.get(key) == PAPER.data.get(key)
+
 
 CIFAR_LAMBDAS, MINI_LAMBDAS = (0.01, 0.1, 1.0, 10.0), (0.00001, 0.0001, 0.001, 0.01)
 

@@ -1,12 +1,12 @@
-"""Tables of results as one HTML page, Markdown and LaTeX, and all numbers as CSV."""
+"""Tables of results as Markdown and LaTeX, and all numbers as CSV."""
 
 from __future__ import annotations
 
-import os
+import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
-from html import escape
+from functools import cache
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -16,39 +16,51 @@ import pandas
 from utils.packages import import_or_usage_error
 from utils.studies.claims import HEAD, Verdict, words
 from utils.studies.plans import METHODS, SETTINGS, title_of
+from utils.studies.presets import PRESETS
 from utils.studies.results import NOTABLE, Result, Table
 from utils.tables import markdown_table, markdown_text
 
 MISSING = "missing"
-TITLE = "AdaB²N: the paper and our runs"
 CLAIMS_TITLE = "What the paper says, and what these runs say of it"
 TEMPLATES = Path(__file__).with_name("templates")
 
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of a report; every part may be empty."""
+    """The contents of a report; every part but the title may be empty."""
 
-    tables: list[Table]
+    title: str
+    tables: list[Table] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     verdicts: list[tuple[Verdict, Verdict]] = field(default_factory=list)  # of confirmatory and of other seeds
-    pictures: list[dict[str, str]] = field(default_factory=list)  # id, title, caption, light and dark in base64
+    figures: dict[str, str] = field(default_factory=dict)  # titles by id
     scale: str = ""  # preset and seeds, for captions
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
 
 
-def with_std(mean: float | None, std: float | None) -> str:
+def with_std(mean: float | None, std: float | None, sign: str = "") -> str:
     if mean is None:
         return MISSING
-    return f"{mean:.2f}" + ("" if std is None else f" ± {std:.2f}")
+    return f"{mean:{sign}.2f}" + ("" if std is None else f" ± {std:.2f}")
+
+
+def sign_of(result: Result) -> str:
+    """Return the format of a result's sign: differences have one."""
+    return "" if result.cell.baseline is None else "+"
+
+
+def mean_text(result: Result) -> str:
+    return with_std(result.mean, result.std, sign_of(result))
 
 
 def details(result: Result, table: Table) -> list[str]:
-    """Return the number of seeds, the published number and the difference to it, as far as there are any."""
+    """Return the number of seeds, a difference's interval, the published number and the difference to it, if any."""
     texts = [f"n = {result.n}" if result.complete else f"n = {result.n} of {len(result.values)}"]
+    if result.cell.baseline is not None and result.paired.interval is not None:
+        texts.append(f"95 % {result.paired.interval_text(2)}")
     if result.paper is not None:
         texts.append(f"paper {with_std(result.paper, result.paper_std)}")
         if table.preset.comparable and result.difference is not None:
@@ -64,25 +76,15 @@ def is_notable(result: Result, table: Table) -> bool:
 def markdown_cell(result: Result, table: Table) -> str:
     bold = "**" if table.is_best(result) else ""
     flag = " ⚠" if is_notable(result, table) else ""
-    return f"{bold}{with_std(result.mean, result.std)}{bold}{flag} ({'; '.join(details(result, table))})"
+    return f"{bold}{mean_text(result)}{bold}{flag} ({'; '.join(details(result, table))})"
 
 
 def latex_cell(result: Result, table: Table) -> str:
     if result.mean is None:
         return "--"
-    text = f"{result.mean:.2f}" + ("" if result.std is None else rf"{{\footnotesize \textpm {result.std:.2f}}}")
+    std = "" if result.std is None else rf"{{\footnotesize \textpm {result.std:.2f}}}"
+    text = f"{result.mean:{sign_of(result)}.2f}{std}"
     return rf"\textbf{{{text}}}" if table.is_best(result) else text
-
-
-def html_cell(result: Result, table: Table, folder: Path) -> str:
-    """Return a cell with links to its records, which are relative to `folder`."""
-    kind = "missing" if result.mean is None else "best" if table.is_best(result) else ""
-    flag = '<span class="flag">⚠</span> ' if is_notable(result, table) else ""
-    small = "".join(f"<small>{text}</small>" for text in details(result, table))
-    links = [f'<a href="{escape(os.path.relpath(path, folder))}" title="seed {seed}">{result.values[seed]:.2f}</a>'
-             for seed, path in result.paths.items()]  # fmt: skip
-    seeds = f'<small class="seeds">{" ".join(links)}</small>' if links else ""
-    return f'{flag}<span class="{kind}">{with_std(result.mean, result.std)}</span>{small}{seeds}'
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -147,7 +149,9 @@ def as_csv(tables: list[Table]) -> str:
 
 
 def csv_row(table: Table, result: Result) -> dict[str, Any]:
-    cell, experiment, comparable = result.cell, result.cell.experiment, table.preset.comparable
+    cell, experiment = result.cell, result.cell.experiment
+    difference, z = (result.difference, result.z) if table.preset.comparable else (None, None)
+    in_paper = {"paper": result.paper, "paper_std": result.paper_std, "difference": difference, "z": z}
     return {
         "table": table.id, "row": cell.row, "column": " / ".join(cell.column),
         "method": METHODS.get(experiment.model, experiment.model), "norm": title_of(experiment.norm),
@@ -156,8 +160,8 @@ def csv_row(table: Table, result: Result) -> dict[str, Any]:
         "over": "" if cell.baseline is None else title_of(cell.baseline.norm),
         "setting": next((SETTINGS[key] for key in cell.metric if key in SETTINGS), ""), "metric": cell.metric[-1],
         "ours": result.mean, "ours_std": result.std, "n": result.n, "seeds": len(result.values),
-        "paper": result.paper, "paper_std": result.paper_std,
-        "difference": result.difference if comparable else None, "z": result.z if comparable else None,
+        **dict(zip(("interval_low", "interval_high"), result.paired.interval or (None, None), strict=True)),
+        **(in_paper if table.preset.name in PRESETS else {}),  # not in a study of one's own
         "values": " ".join("" if value is None else repr(value) for value in result.values.values()),
     }  # fmt: skip
 
@@ -165,32 +169,30 @@ def csv_row(table: Table, result: Result) -> dict[str, Any]:
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
+def value_text(value: Any) -> str:
+    return value if isinstance(value, str) else "–" if value is None else json.dumps(value)
+
+
+def heading(table: Table) -> str:
+    """Return a table's title, after its number if it is one of the paper's: Table 2: Online Task-IL."""
+    number = re.fullmatch(r"(table|fig)(\d+)", table.id)
+    return f"{'Table' if number[1] == 'table' else 'Figure'} {number[2]}: {table.title}" if number else table.title
+
+
 @cache
 def environment() -> Any:
     """Return the Jinja environment of the templates; HTML is escaped, Markdown is not."""
     jinja2 = import_or_usage_error("jinja2", "reports")
-    return jinja2.Environment(
+    env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=lambda name: name.endswith(".html.j2"),
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
     )  # fmt: skip
-
-
-def html(report: Report, folder: Path) -> str:
-    results = [result for table in report.tables for result in table.results.values()]
-    verdicts = pandas.DataFrame(starmap(words, report.verdicts), columns=HEAD).set_index(HEAD[0])
-    cell = partial(html_cell, folder=folder)
-    return environment().get_template("report.html.j2").render(
-        report=report, title=TITLE, claims_title=CLAIMS_TITLE, css=(TEMPLATES / "report.css").read_text(),
-        tables=[(table, frame_of(table, cell, escape).to_html(escape=False, border=0)) for table in report.tables],
-        ids=[table.id for table in report.tables], verdicts=verdicts.to_html(border=0),
-        comparable=any(table.preset.comparable for table in report.tables), notable=f"{NOTABLE:g}",
-        has_paper=any(result.paper is not None for result in results),
-        has_missing=any(result.mean is None for result in results),
-    )  # fmt: skip
+    env.filters |= {"heading": heading, "value_text": value_text}
+    return env
 
 
 def page_of_markdown(report: Report) -> str:
-    parts = [f"# {TITLE}\n", *(f"{markdown_text(fact)}\n" for fact in report.facts)]
+    parts = [f"# {markdown_text(report.title)}\n", *(f"{markdown_text(fact)}\n" for fact in report.facts)]
     parts += [f"- warning: {markdown_text(text)}\n" for text in report.problems]
     if report.verdicts:
         parts += [f"## {CLAIMS_TITLE}\n", markdown_table(HEAD, starmap(words, report.verdicts))]

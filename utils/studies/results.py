@@ -75,7 +75,7 @@ class Result:
     paper: float | None = None
     paper_std: float | None = None
     records: list[dict[str, Any]] = field(default_factory=list)
-    paths: dict[int, Path] = field(default_factory=dict)  # of the records of the cell's experiment, by seed
+    runs: dict[int, list[str]] = field(default_factory=dict)  # by seed, the names of the runs behind its value
 
     def __post_init__(self) -> None:
         self.paired = Paired(tuple(value for value in self.values.values() if value is not None))
@@ -121,12 +121,15 @@ class Table:
         return list(dict.fromkeys([*(column for _, column in self.results), *in_texts]))
 
     def is_best(self, result: Result) -> bool:
-        """Return whether it is the best of its group in its column, if there are several."""
+        """Return whether it is the best of its group in its column, if there are several; of differences, a gain."""
         place = (result.cell.group, result.cell.column)
         rivals = [other.mean for other in self.results.values()
                   if (other.cell.group, other.cell.column) == place and other.mean is not None]  # fmt: skip
-        best = min if result.cell.metric[-1] in SMALLER_IS_BETTER else max
-        return result.mean is not None and len(rivals) > 1 and result.mean == best(rivals)
+        if result.mean is None or len(rivals) < 2:
+            return False
+        sign = -1 if result.cell.metric[-1] in SMALLER_IS_BETTER else 1
+        is_loss = result.cell.baseline is not None and sign * result.mean <= 0
+        return not is_loss and sign * result.mean == max(sign * rival for rival in rivals)
 
 
 def tabulate(plan: Plan, selection: Selection) -> Table:
@@ -147,10 +150,10 @@ def tabulate(plan: Plan, selection: Selection) -> Table:
 def evaluate(cell: Cell, selection: Selection) -> Result:
     by_seed = values_by_seed(cell.comparison, selection)
     values = {seed: by_seed.get(seed) for seed in selection.seeds}
-    runs = dict(zip(selection.seeds, selection.final(cell.experiment) or (), strict=False))
-    paths = {seed: selection.runs.record_path(runs[seed]) for seed in by_seed}
-    records = [records_by_seed(experiment, selection).values() for experiment in cell.comparison.experiments]
-    return Result(cell, values, *published_number(cell), [*chain(*records)], paths)
+    records = [records_by_seed(experiment, selection) for experiment in cell.comparison.experiments]
+    runs = {seed: [of_experiment[seed]["run"] for of_experiment in records] for seed in by_seed}
+    paper = published_number(cell) if selection.runs.preset.has_published_data(cell.experiment.data) else (None, None)
+    return Result(cell, values, *paper, [*chain(*(each.values() for each in records))], runs)
 
 
 def flops_per_step(norm: str) -> int:
@@ -176,8 +179,9 @@ def add_running_time(table: Table) -> None:
     base, paper = times["BN",], published("table6")
     ratios = {column: f"{time / base:.2f}" if time and base else "missing" for column, time in times.items()}
     flops = {column: f"{flops_per_step(norm) / 1e6:.2f}M" for column, norm in norms.items()}
+    times_published = ("Time (Plain)", "Time (cuDNN)") if table.preset.has_published_data("cifar100") else ()
     rows = {row: {column: paper.get((row, in_paper(norm)), ("-",))[0] for column, norm in norms.items()}
-            for row in ("FLOPs/step", "Time (Plain)", "Time (cuDNN)")}  # fmt: skip
+            for row in ("FLOPs/step", *times_published)}  # fmt: skip
     table.texts = {
         "FLOPs/step of the paper's network, ours": flops, "FLOPs/step, published": rows.pop("FLOPs/step"),
         "Time, ratio to BN, ours": ratios, **{f"{row}, published": texts for row, texts in rows.items()},
@@ -212,11 +216,12 @@ def add_significance(table: Table, selection: Selection) -> None:
             column = (group, NORMS[norm])
             means = [published_value(comparison) for comparison in gains(PAPER)]
             ours = [values_by_seed(comparison, selection).values() for comparison in gains(table.preset)]
-            table.texts.setdefault("p, published", {})[column] = published("table10")["p-value", " ".join(column)][0]
-            for row, differences in {
-                "p from the published means": [value for value in means if value is not None],
-                "p from our single seeds": [*chain(*ours)],
-            }.items():
+            samples = {"p from our single seeds": [*chain(*ours)]}
+            if table.preset.has_published_data("cifar10"):
+                p = published("table10")["p-value", " ".join(column)][0]
+                table.texts.setdefault("p, published", {})[column] = p
+                samples = {"p from the published means": [value for value in means if value is not None]} | samples
+            for row, differences in samples.items():
                 table.texts.setdefault(row, {})[column], table.numbers[row, column] = signed_rank(differences)
 
 

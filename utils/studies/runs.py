@@ -154,10 +154,6 @@ class Runs:
                 return record
         return None
 
-    def record_path(self, run: Run) -> Path:
-        folder = run.folder if self._finished(run.folder) is not None else self.measured / run.name
-        return folder / "record.json"
-
     def _finished(self, folder: Path) -> dict[str, Any] | None:
         """Return the record of a finished run; one that cannot be trusted does not count and is noted."""
         path = folder / "record.json"
@@ -228,9 +224,15 @@ class Runs:
             return FAILED
         return STOPPED if any(run.folder.glob("checkpoint-*.pt")) else MISSING
 
+    def finished_folders(self) -> dict[str, Path]:
+        """Return the folder of every finished run by name: below the results folder, or else kept with the code."""
+        folders = [path.parent for path in self._record_paths()]
+        return {folder.name: folder for folder in sorted(folders, key=lambda folder: folder.name)
+                if self._finished(folder) is not None}  # fmt: skip
+
     def all_records(self) -> Iterator[dict[str, Any]]:
         """Yield the record of every finished run below the results folder or kept with the code, of any preset."""
-        for _, folder in sorted({path.parent.name: path.parent for path in self._record_paths()}.items()):
+        for folder in self.finished_folders().values():
             if (record := self._finished(folder)) is not None:
                 yield record
 

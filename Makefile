@@ -74,7 +74,7 @@ $(VENV)/.installed-docs: requirements-docs.txt $(VENV)/.installed-dev
 
 test-docs: docs ## the documentation in headless Chromium: search, navigation, dark mode, narrow screens
 	command -v chromedriver > /dev/null || apt-get install -y --no-install-recommends chromium chromium-driver
-	$(PY) -m pytest -o addopts= -v tests/browser/test_site.py
+	$(PY) -m pytest -o addopts= -v tests/browser
 
 sweeps: install-dev ## every shell sweep in miniature, then all plans with --preset smoke (20 minutes)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -o addopts= -v tests/slow/test_shell_sweeps.py

@@ -38,8 +38,9 @@ def check_subject(subject, folder, capsys):
 
 
 def write_released_code(folder):
-    for name, text in {"utils/main.py": STAND_IN, "backbone/ResNet18.py": "def resnet18(n, nf=64): return nf"}.items():
-        (folder / name).parent.mkdir(parents=True)
+    network = "def resnet18(n, nf=64): return nf"
+    for name, text in {"utils/main.py": STAND_IN, "backbone/__init__.py": "", "backbone/ResNet18.py": network}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
 
 

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
@@ -16,10 +15,6 @@ from utils.studies.presets import SMOKE
 from utils.studies.runs import Runs
 from utils.studies.selection import Selection
 
-FLAGS = (
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-quic"),
-)
 HEAD = ".dt-scroll-head thead tr"  # of the table of all runs
 
 
@@ -36,17 +31,6 @@ def pages(tmp_path_factory) -> Path:
         (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert reproduce(["report", "table8", "table4", "--preset", "smoke", "--results_path", str(results)]) == 0
     return results / "reports" / "smoke"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    with webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver")) as driver:
-        driver.set_window_size(1400, 1000)
-        yield driver
 
 
 def wait(browser, condition):

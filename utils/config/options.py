@@ -159,7 +159,7 @@ def content_file(text: str) -> str:
     return os.path.abspath(text)
 
 
-def content_digest(path: str) -> str:
+def file_digest(path: str) -> str:
     """Return the SHA-256 of a file's content; raise OSError if it cannot be read."""
     status = os.stat(path)
     return _digest(path, status.st_mtime_ns, status.st_size)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from utils.config import loop_options
-from utils.config.options import Option, Rule, SameAs, by_fidelity, content_digest, content_file
+from utils.config.options import Option, Rule, SameAs, by_fidelity, content_file, file_digest
 from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
 from utils.errors import UsageError
 
@@ -207,14 +207,14 @@ def identity_options(config: Config) -> dict[str, Any]:
         elif value != options[name].omit_from_hash_at:
             old_name = options[name].old_name if options[name].name == name else None
             if options[name].type is content_file and value is not None:
-                identity[f"{name}_sha256"] = _content_digests(name, value)
+                identity[f"{name}_sha256"] = _file_digests(name, value)
             else:
                 identity[old_name or name] = value
     return identity
 
 
-def _content_digests(name: str, value: str | tuple[str, ...]) -> str | list[str]:
+def _file_digests(name: str, value: str | tuple[str, ...]) -> str | list[str]:
     try:
-        return content_digest(value) if isinstance(value, str) else [content_digest(path) for path in value]
+        return file_digest(value) if isinstance(value, str) else [file_digest(path) for path in value]
     except OSError as error:
         raise UsageError(f"--{name}: cannot read {error.filename}: {error.strerror}; give another file") from None

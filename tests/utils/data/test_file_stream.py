@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import make_spec, make_stream
-from test_stream import same, strangers
+from test_stream import extra_samples, same
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from utils.data import file_stream
@@ -57,10 +57,12 @@ def test_every_batch_is_that_of_a_stream_in_memory(workers):
     mine = stream(workers)
     assert mine.train_sizes == MEMORY.train_sizes
     check_equal(mine.batches(2, 1, 0), MEMORY.batches(2, 1, 0))
-    check_equal(mine.batches(2, 1, 2, strangers(6)), MEMORY.batches(2, 1, 2, strangers(6)))
+    check_equal(mine.batches(2, 1, 2, extra_samples(6)), MEMORY.batches(2, 1, 2, extra_samples(6)))
 
 
-@pytest.mark.parametrize("joined", [None, strangers(0), strangers(1), strangers(30)], ids=["none", "0", "1", "30"])
+@pytest.mark.parametrize(
+    "joined", [None, extra_samples(0), extra_samples(1), extra_samples(30)], ids=["none", "0", "1", "30"]
+)
 @pytest.mark.parametrize("change", [lambda s: s, lambda s: s.as_single_task(), lambda s: s.first_tasks(2)])
 def test_joined_merged_and_part(joined, change):
     """Of 30 that join 7, some batches have none of the task's own."""

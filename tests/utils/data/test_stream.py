@@ -28,7 +28,7 @@ def numbers(batches) -> list[int]:
     return [number for batch in batches for number in sample_numbers(batch.images).tolist()]
 
 
-def strangers(count: int) -> Batch:
+def extra_samples(count: int) -> Batch:
     """Samples of other tasks, numbered from 100 on, with labels and tasks that no other sample of `SPEC` has."""
     images = np.zeros((count, *SPEC.image_shape), dtype=np.uint8)
     images[:, :, 0, 0] = 100 + np.arange(count)[:, None]
@@ -56,7 +56,7 @@ def test_epoch_has_every_sample_of_its_task_once_with_its_label(stream, task):
         assert batch.labels.dtype == batch.tasks.dtype == torch.int64
 
 
-@pytest.mark.parametrize("joined", [None, strangers(6)], ids=["alone", "joined"])
+@pytest.mark.parametrize("joined", [None, extra_samples(6)], ids=["alone", "joined"])
 @pytest.mark.parametrize("together", [False, True])
 def test_rest_of_an_epoch_is_the_tail_of_the_whole(stream, joined, together):
     stream = stream.as_single_task() if together else stream
@@ -90,7 +90,7 @@ def test_order_is_of_seed_task_and_epoch_alone():
 
 @pytest.mark.parametrize("epoch", range(3))
 def test_joined_samples_come_once_in_every_epoch_as_they_are(stream, epoch):
-    joined = strangers(6)
+    joined = extra_samples(6)
     batches = list(stream.batches(1, epoch, 0, joined))
     assert [len(batch) for batch in batches] == [4, 4, 4, 1]
     own = list(range(10, 17))
@@ -136,7 +136,7 @@ def test_rows_replace_the_order_of_the_data(stream, together):
     if together:
         stream, other = stream.as_single_task(), other.as_single_task()
     for task in range(len(stream.train_sizes)):
-        for extra in (None, strangers(3)):
+        for extra in (None, extra_samples(3)):
             pairs = zip(stream.batches(task, 1, 1, extra), other.batches(task, 1, 1, extra), strict=True)
             assert all(same(*pair) for pair in pairs)
         assert all(same(*pair) for pair in zip(stream.in_order(task, 3), other.in_order(task, 3), strict=True))

@@ -1,6 +1,5 @@
 """Files that are never half written, and locks that end with the process that holds them."""
 
-import glob
 import json
 import os
 import re
@@ -47,12 +46,6 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def remove_temporaries(path: Path) -> None:
-    """Remove what killed processes left beside `path`. Only for a process that alone may write it."""
-    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

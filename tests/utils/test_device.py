@@ -1,10 +1,14 @@
 """Devices, copies of small arrays to them, threads and precision."""
 
+import ctypes
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
+from forked import ROOT
 from helpers import CPU, build_run, make_spec, make_stream, run_config
 
 from datasets.seq_digits import SeqDigits
@@ -189,3 +193,37 @@ def test_a_step_in_half_precision(norm):
         losses[amp] = step.loss.item()
     assert losses["bfloat16"] == pytest.approx(losses["none"], rel=0.05)
     assert losses["bfloat16"] != losses["none"]
+
+
+# --- memory ---------------------------------------------------------------------------------------------------
+
+KEEPS_MEMORY = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
+
+libc.mallinfo2.restype = Info
+
+def is_mapped():
+    before = libc.mallinfo2().hblks
+    libc.malloc(2**26)
+    return libc.mallinfo2().hblks > before
+
+from utils.device import keep_freed_memory
+first = is_mapped()
+keep_freed_memory()
+print(first, is_mapped())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+@pytest.mark.parametrize(
+    ("variables", "expected"), [({}, "True False"), ({"MALLOC_MMAP_THRESHOLD_": "1048576"}, "True True")]
+)
+def test_large_blocks_come_from_memory_that_is_kept(variables, expected):
+    words = [sys.executable, "-c", KEEPS_MEMORY]
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected

@@ -1,7 +1,8 @@
-"""Statistical weights of tasks against brute force, corollaries within their bounds or refuted, and the best kappa."""
+"""The paper's theorems against brute force, corollaries within their bounds or refuted, and the best kappa."""
 
 import math
-from itertools import pairwise, product
+from fractions import Fraction
+from itertools import chain, pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +169,15 @@ def test_corollary_1_for_equal_lengths(tasks, batches, eta):
     close(about / about.sum(), exact)
 
 
+@pytest.mark.parametrize("tasks", [1, 2, 3, 4, 5])
+def test_corollary_1_as_printed_holds_for_palindromic_lengths(tasks):
+    assert "palindromic" in DOCS
+    for lengths in product((1, 2, 5), repeat=tasks):
+        printed = no_replay_printed(lengths, 0.1)
+        close(printed, no_replay(lengths[::-1], 0.1))
+        assert np.allclose(printed, no_replay(lengths, 0.1), rtol=0, atol=1e-12) == (lengths == lengths[::-1])
+
+
 def test_corollary_1_as_printed_is_wrong_for_other_lengths():
     close(no_replay([10, 1], 0.1)[0], (0.9 - 0.9**11) / (1 - 0.9**11))
     close(no_replay_printed([10, 1], 0.1)[0], (0.9**10 - 0.9**11) / (1 - 0.9**11))
@@ -194,12 +204,29 @@ def test_corollary_2(tasks, batches, eta):
 
 @pytest.mark.parametrize(("tasks", "r"), list(product((2, 3, 5, 20), (0.05, 0.3, 0.5, 1.0))))
 def test_corollary_3_as_it_is(tasks, r):
-    """A cumulative average is equal for r = 1 only; the first task is furthest from 1/T."""
+    """For equal lengths, the first task is furthest from 1/T."""
     weights = statistical_weights(cma(tasks * 10), r, [10] * tasks)
     later = np.append(np.cumsum(1 / np.arange(tasks - 1, 0, -1))[::-1], 0.0)  # sum over g > t of 1 / (g - 1)
     close(weights, (np.append(1.0, np.full(tasks - 1, r)) + (1 - r) * later) / tasks)
     close(statistical_weights(1 / np.arange(2, tasks * 10 + 2), r, [10] * tasks), weights)
     close(np.abs(weights - 1 / tasks).max(), (1 - r) * sum(1 / g for g in range(1, tasks)) / tasks)
+
+
+@pytest.mark.parametrize("r", sorted({Fraction(part, whole) for whole in range(1, 9) for part in range(1, whole + 1)}))
+def test_corollary_3_holds_for_lengths_that_grow_with_replay_only(r):
+    """For m_t = r t n_t, checked for all short lengths of two and three tasks."""
+    for lengths in chain(product(range(1, 9), range(1, 9)), product(range(1, 6), range(1, 11), range(1, 13))):
+        balanced = all(sum(lengths[:t]) == r * t * lengths[t - 1] for t in range(2, len(lengths) + 1))
+        assert (distance(statistical_weights(cma(sum(lengths)), float(r), lengths)) < 1e-12) == balanced
+
+
+def test_shares_and_lengths_that_a_cumulative_average_balances():
+    lengths = np.array([12, 15, 14, 30, 25])
+    r = np.cumsum(lengths) / np.arange(1, 6) / lengths
+    close(statistical_weights(cma(sum(lengths)), r, lengths), np.full(5, 1 / 5))
+    assert r.max() == 1
+    assert "10, 20, 24 and 27" in DOCS
+    close(statistical_weights(cma(81), 3 / 4, [10, 20, 24, 27]), np.full(4, 1 / 4))
 
 
 def test_corollary_3_does_not_hold_as_printed():
@@ -313,7 +340,7 @@ def test_masses_of_tasks():
 
 def test_table_of_the_documentation():
     rows = [line.strip("| ").split(" | ") for line in DOCS.splitlines() if line.count("|") == 9][2:]
-    assert [tuple(row[:2]) for row in rows] == list(product(("5", "10", "20"), ("2/3", "1/2", "1/3", "1/5", SEEN)))
+    assert [tuple(row[:2]) for row in rows] == list(product(("5", "10", "20"), ("2/3", "1/2", "1/3", "1/5")))
     for tasks, r, constant, short, long, *apart in rows:
         bests = [best_kappa([batches] * int(tasks), share(r)) for batches in (100, 1000)]
         assert [f"{best:.3g}" for best in bests] == [short, long]

@@ -1,7 +1,8 @@
-"""Print the weights of tasks in a norm layer's running statistics, and the kappa that balances them.
+"""Print the weights of tasks in a norm layer's running statistics, the kappa that balances them, and BN's gradients.
 
 python -m scripts.theory weights --tasks 5 --batches 10 --share 0.5 --momentum cma
 python -m scripts.theory best-kappa --tasks 5 --batches 1000 --share 1/2
+python -m scripts.theory gradients --samples 20 --channels 64 --positions 1024
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ def main(argv: list[str] | None = None) -> int:
         command.add_argument("--batches", type=batches, required=True, help="of each task: one number, or one per task")
         command.add_argument("--share", type=share, required=True, help=text)
         command.add_argument("--eta", type=number(0, 1, exclusive=True), default=ETA, help=f"momentum (default {ETA})")
+    gradients = commands.add_parser("gradients", help="gradients through BN in a random network, beside Theorem 2")
+    gradients.set_defaults(print_result=print_gradients)
+    for name, least, most, default in (("samples", 2, 64, 20), ("channels", 1, 512, 64), ("positions", 1, 1024, 1024)):
+        gradients.add_argument(f"--{name}", type=integer(least, most), default=default, help=f"(default {default})")
     try:
         arguments = whole.parse_args(argv)
-        arguments.print_result(arguments, theory.task_lengths(arguments.tasks, arguments.batches))
+        arguments.print_result(arguments)
         return 0
     except console.ERRORS as error:
         return console.complain(error)
@@ -58,7 +63,8 @@ def share(text: str) -> float | str:
     return value
 
 
-def print_weights(arguments: Namespace, lengths: np.ndarray) -> None:
+def print_weights(arguments: Namespace) -> None:
+    lengths = theory.task_lengths(arguments.tasks, arguments.batches)
     etas = momenta(arguments, int(lengths.sum()))
     columns = [theory.statistical_weights(etas, arguments.share, lengths, printed=printed) for printed in (False, True)]
     rows = {"task": ["as it is", "as printed"]}
@@ -79,13 +85,36 @@ def momenta(arguments: Namespace, steps: int) -> np.ndarray:
     return theory.cma(steps) if arguments.momentum == "cma" else theory.ema(steps, arguments.eta)
 
 
-def print_best_kappa(arguments: Namespace, lengths: np.ndarray) -> None:
+def print_best_kappa(arguments: Namespace) -> None:
+    lengths = theory.task_lengths(arguments.tasks, arguments.batches)
     r, eta = arguments.share, arguments.eta
     best = theory.best_kappa(lengths, r, eta)
     distance, cumulative, exponential = theory.distances([best, 0, 1], lengths, r, eta)
     print(f"kappa     {best:.4g} (weighs batches as an EMA of momentum {1 - (1 - eta) ** best:.3g} does)")
     print(f"weights   {' '.join(f'{weight:.4f}' for weight in theory.kappa_weights(best, lengths, r, eta))}")
     print(f"distance  {distance:.4f} to equal (kappa 0, CMA: {cumulative:.4f}; kappa 1, EMA: {exponential:.4f})")
+
+
+def print_gradients(arguments: Namespace) -> None:
+    """Theorem 2 in a random network: BN with gamma = 1, ReLU, mean over the positions, linear classifier."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    samples, channels, positions = arguments.samples, arguments.channels, arguments.positions
+    before = torch.randn(samples, channels, positions, dtype=torch.float64, requires_grad=True)
+    layer, classifier = nn.BatchNorm1d(channels, dtype=torch.float64), nn.Linear(channels, 10, dtype=torch.float64)
+    after = layer(before)
+    loss = nn.functional.cross_entropy(classifier(after.relu().mean(2)), torch.arange(samples) % 10)
+    tensors = (*torch.autograd.grad(loss, (before, after)), before, after)
+    at_input, at_output, inputs, normalized = (x.detach().movedim(1, 2).flatten(0, 1).numpy() for x in tensors)
+    slopes = 1 / np.sqrt(inputs.var(0) + layer.eps)
+    measured, rounding = (at_input**2).sum(0), 1e-12 * ((slopes * at_output) ** 2).sum(0)
+    bounds = [theory.squared_gradients(at_output, normalized, slopes, printed=printed) for printed in (False, True)]
+    print(f"{'squared gradient':<24}{'by autograd':>12}{'as it is':>12}{'as printed':>12}")
+    print(f"{'sum over channels':<24}" + "".join(f"{values.sum():>12.4g}" for values in (measured, *bounds)))
+    for name, least in (("channels where exceeded", measured), ("channels where negative", 0)):
+        print(f"{name:<36}" + "".join(f"{(bound < least - rounding).sum():>12}" for bound in bounds))
 
 
 if __name__ == "__main__":

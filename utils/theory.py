@@ -1,7 +1,7 @@
-"""Statistical weights of tasks in running statistics: Definition 1 and Theorem 1 of Sec. 3.2, and the best kappa.
+"""Statistical weights of tasks in running statistics (Theorem 1 of the paper), the best kappa, and Theorem 2.
 
 The running statistics follow S <- (1 - eta_i) S + eta_i S_i. A batch of task g holds a share r of that task and replays
-the tasks before it in equal parts. In all functions
+the tasks before it in equal parts. In the functions of Theorem 1
 
 - `etas` are the momenta of the batches, (steps,);
 - `lengths` are the numbers of batches of the tasks, (tasks,);
@@ -138,3 +138,18 @@ def best_kappa(lengths: Lengths, r: Share, eta: float = ETA) -> float:
         kappas = np.linspace(kappas[max(at - 1, 0)], kappas[min(at + 1, len(kappas) - 1)], POINTS)
     cumulative, shortest = distances([0, best], lengths, r, eta)
     return 0.0 if cumulative <= shortest + TIE else best  # not some kappa that is too small to matter
+
+
+def squared_gradients(
+    after: np.ndarray, normalized: np.ndarray, slopes: np.ndarray, *, printed: bool = False
+) -> np.ndarray:
+    """(channels,) Theorem 2: squared norms of a loss's gradient before BN, from the one after it; or the printed bound.
+
+    The gradient after BN and the normalized values are (values, channels); slopes are gamma / sqrt(variance + epsilon).
+    """
+    values, channels = after.shape
+    kept = (normalized**2).mean(0)  # variance / (variance + epsilon)
+    squares, mean, similarity = (after**2).sum(0), after.sum(0) ** 2, (after * normalized).sum(0) ** 2
+    if printed:
+        return slopes**2 / kept * (squares - (mean + similarity) / channels)
+    return slopes**2 * (squares - (mean + (2 - kept) * similarity) / values)

@@ -25,11 +25,13 @@ from utils.theory import (
     kappa_momentum,
     kappa_weights,
     replay_cma,
+    squared_gradients,
     statistical_weights,
     task_masses,
 )
 
-DOCS = (Path(__file__).resolve().parents[2] / "docs" / "theory.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = (ROOT / "docs" / "theory.md").read_text()
 ROUNDING = 1e-15
 CMA_OF_FIVE = [0.408333333333, 0.208333333333, 0.158333333333, 0.125, 0.1]  # ten batches each, r = 1/2
 EQUAL = [(tasks, batches, eta) for tasks in (2, 3, 5, 20) for batches in (1, 7, 40) for eta in (0.02, 0.1, 0.6)]
@@ -236,6 +238,79 @@ def test_corollary_3_does_not_hold_as_printed():
     close(statistical_weights(cma(60), 1.0, [10, 20, 30]), [1 / 6, 1 / 3, 1 / 2])
 
 
+# --- Theorem 2 --------------------------------------------------------------------------------------------------------
+
+SHAPES = [(20, 3, 1), (4, 6, 5), (3, 5, 1), (3, 4, 7), (2, 6, 3), (2, 16, 5)]  # samples, channels, positions
+
+
+def through_bn(shape, loss, eps=1e-14):
+    """(squared gradients by autograd, what `squared_gradients` takes); BN is written out."""
+    draw = generator(sum(shape), "Theorem 2")
+    scale, shift = (torch.tensor(draw.normal(size=shape[1])) for _ in range(2))
+    before = torch.tensor(draw.normal(3, 2, (shape[0] * shape[2], shape[1])), requires_grad=True)
+    deviation = (before.var(0, correction=0) + eps).sqrt()
+    normalized = (before - before.mean(0)) / deviation
+    after = scale * normalized + shift
+    at_input, at_output = torch.autograd.grad(loss(after, before.detach(), normalized.detach()), (before, after))
+    slopes = (scale / deviation).detach().numpy()
+    return (at_input**2).sum(0).numpy(), (at_output.numpy(), normalized.detach().numpy(), slopes)
+
+
+def random_loss(after, before, normalized):
+    mix = torch.tensor(generator(1, "random loss").normal(size=(len(after), len(after), 2)))
+    return ((mix[..., 0] @ after).tanh() * (mix[..., 1] @ after**2)).sum()
+
+
+@pytest.mark.parametrize("eps", [1e-14, 1e-5, 2.0])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_theorem_2_is_the_gradient(shape, eps):
+    measured, (after, normalized, slopes) = through_bn(shape, random_loss, eps)
+    exact = squared_gradients(after, normalized, slopes)
+    rounding = 1e-12 * (slopes**2 * (after**2).sum(0)).max()
+    np.testing.assert_allclose(measured, exact, rtol=0, atol=rounding)
+    products = after.sum(0) ** 2 + (after * normalized).sum(0) ** 2
+    bounds = slopes**2 * ((after**2).sum(0) - products / len(after))
+    assert (measured <= bounds + rounding).all()
+    assert np.allclose(measured, bounds, rtol=0, atol=rounding) == (eps == 1e-14)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_theorem_2_as_printed_holds_where_there_are_as_many_channels_as_values(shape):
+    measured, given = through_bn(shape, random_loss)
+    excess = np.round(squared_gradients(*given, printed=True) / measured - 1, 9)
+    assert (np.sign(excess) == np.sign(shape[1] - shape[0] * shape[2])).all()
+
+
+def test_bound_of_theorem_2_as_printed_can_be_negative():
+    """Half the square of what BN returns does not depend on its input, and the gradient is zero."""
+    measured, (after, normalized, slopes) = through_bn((4, 6, 5), lambda after, *_: (after**2).sum() / 2)
+    close(measured, 0)
+    printed = squared_gradients(after, normalized, slopes, printed=True)
+    close(printed, (1 - 20 / 6) * slopes**2 * (after**2).sum(0))
+
+
+def test_gradient_of_theorem_2_is_that_at_the_output():
+    """A loss that is smallest at BN's input has no gradient there without BN, and the printed bound is zero."""
+    measured, _ = through_bn((4, 6, 5), lambda after, before, _: ((after - before) ** 4).sum())
+    assert measured.min() > 0.01
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_similarity_of_gradient_and_normalized_values_makes_gradients_smaller(sign):
+    """The gradient at the output has length 1, and the cosine given to what BN normalized."""
+
+    def loss(after, _, normalized):
+        draws = torch.tensor(generator(0, "direction").normal(size=after.shape))
+        draws = draws - draws.mean(0)
+        across = draws - normalized * (draws * normalized).mean(0)
+        direction = sign * cosine * normalized / normalized.norm(dim=0)
+        return (after * (direction + (1 - cosine**2) ** 0.5 * across / across.norm(dim=0))).sum()
+
+    for cosine in (0.0, 0.3, 0.9, 1.0):
+        measured, (_, _, slopes) = through_bn((4, 6, 5), loss)
+        close(measured, slopes**2 * (1 - cosine**2))
+
+
 # --- what kappa balances best -----------------------------------------------------------------------------------------
 
 
@@ -348,6 +423,11 @@ def test_table_of_the_documentation():
         assert [f"{value:.3f}" for value in distances([bests[1], 0, 1], [1000] * int(tasks), share(r))] == apart
 
 
+def test_pages_agree_on_how_many_statements_fail():
+    for page in ("README.md", "docs/theory.md", "docs/reproduce.md"):
+        assert "four do not hold as printed" in " ".join((ROOT / page).read_text().split())
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -373,6 +453,16 @@ def test_command_takes_lengths_and_momenta(capsys):
         capsys, "weights --tasks 3 --batches 9 --share seen"
     )
     assert "0.2416" in output(capsys, "weights --tasks 5 --batches 1000 --share 1/2 --momentum replay-cma")[1]
+
+
+def test_command_prints_gradients_beside_both_theorems(capsys):
+    lines = output(capsys, "gradients")
+    assert all(f"    {line}\n" in DOCS for line in lines)
+    _, total, above, negative = [line.split()[-3:] for line in lines]
+    assert total[0] == total[1]
+    assert (above[1:], negative[1:]) == (["0", "64"], ["0", "29"])
+    lines = output(capsys, "gradients --samples 2 --channels 3 --positions 1")
+    assert [line.split()[-2:] for line in lines[2:]] == [["0", "0"], ["0", "0"]]
 
 
 def test_command_finds_the_best_kappa(capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from datasets.dataset import SPLIT_OPTIONS, ClassDataset, Config, Dataset, RawData, content_digest
-from utils.config.options import Rule
+from utils.config.options import WITHOUT_BOUNDARIES, Rule
 from utils.config.registry import DATASETS
 from utils.data.augment import Crop
 from utils.errors import UsageError
@@ -57,7 +57,10 @@ class Digits(Dataset):
     "seq-digits",
     help="scikit-learn's handwritten digits, 5 x 2 classes, embedded",
     options=SPLIT_OPTIONS,
-    rules=(Rule({"n_tasks": 5, "buffer_size": 200, "num_filters": 32, "lr": 0.01}),),
+    rules=(
+        Rule({"n_tasks": 5, "buffer_size": 200, "num_filters": 32, "lr": 0.01}),
+        Rule({"eval_every": 15}, when={"boundary": WITHOUT_BOUNDARIES}),  # ten times
+    ),
 )
 class SeqDigits(Digits, ClassDataset):
     name = "seq-digits"

@@ -3,6 +3,7 @@
 The current batch competes only with the classes in it and with classes not yet seen, so that it does not push away the
 representations of old classes. The replayed batch competes with all classes. Both start with the second task. The
 paper's loss has only the classes in the batch; the released code adds the unseen ones and the highest class seen.
+Where task boundaries are not known, both start with the second batch, and the loss is the paper's.
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from models.method import Method
 from utils.config.registry import MODELS
+from utils.console import log
 from utils.step import CURRENT, Batch, Output, StepIndex
 
 
@@ -30,15 +32,21 @@ class ErAce(Method):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         # On the device, so that the mask needs no copy from the host; always the same tensor, for compiled graphs.
-        self.highest_seen = torch.tensor(-1, device=self.augment.scale.device)
+        highest = -1 if self.spec.has_boundaries else self.n_classes - 1
+        self.highest_seen = torch.tensor(highest, device=self.augment.scale.device)
+        if self.spec.n_tasks == 1 and self.spec.has_boundaries:
+            log.warning("er_ace replays from the second task on, and there is one task; see --boundary none")
+
+    def has_past(self, index: StepIndex) -> bool:
+        return not (index.first_task and self.spec.has_boundaries)
 
     def replay_draws_for_step(self, index: StepIndex) -> tuple[str, ...]:
-        return super().replay_draws_for_step(index) if index.task > 0 else ()
+        return super().replay_draws_for_step(index) if self.has_past(index) else ()
 
     def loss(self, batches: dict[str, Batch], outputs: dict[str, Output], index: StepIndex) -> dict[str, torch.Tensor]:
         labels, logits = batches[CURRENT].labels, outputs[CURRENT].logits
         self.highest_seen.copy_(torch.maximum(self.highest_seen, labels.max()))
-        if not index.first_task:
+        if self.has_past(index):
             mask = masked_classes(labels, self.highest_seen, self.n_classes)
             logits = logits.masked_fill(mask, torch.finfo(logits.dtype).min)
         terms = {CURRENT: F.cross_entropy(logits, labels)}

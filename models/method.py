@@ -64,6 +64,8 @@ class Method:
     draw_names: tuple[str, ...] = ()  #: names of the draws from the buffer in a step
     needs_features = False  #: the network must have feature maps
     needs_own_classes = False  #: tasks must not share their classes
+    #: The boundaries of tasks must be known. None: if the class has a `begin_task` or `end_task` of its own.
+    needs_boundaries: bool | None = None
     joint_training = False  #: all tasks are trained as one
     rebuilds_network = False  #: every task starts with a new network
     always_joint_forward = False  #: meaning of `--replay_forward auto`, whatever the norm
@@ -207,6 +209,13 @@ class Method:
     def buffer_policy(cls, config: Config, spec: StreamSpec) -> Any:
         """Return the policy that assigns buffer slots to samples."""
         return build_policy(config, spec)
+
+    @classmethod
+    def requires_boundaries(cls) -> bool:
+        """Return whether the method cannot learn from a stream without known task boundaries."""
+        if cls.needs_boundaries is not None:
+            return cls.needs_boundaries
+        return cls.begin_task is not Method.begin_task or cls.end_task is not Method.end_task
 
     # --- growth with the tasks -----------------------------------------------------------------------------------
 

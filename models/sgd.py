@@ -23,3 +23,4 @@ class Sgd(Method):
 @MODELS.register("joint", help="all tasks at once (JT)")
 class Joint(Sgd):
     joint_training = True
+    needs_boundaries = True

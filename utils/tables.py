@@ -13,6 +13,7 @@ METRICS = {
     "faa": "final average accuracy (FAA)",
     "caa": "average over the run (CAA)",
     "aaa": "average anytime accuracy (AAA)",
+    "prequential": "prequential accuracy",
     "wc_acc": "worst-case accuracy (WC-ACC)",
     "learning_accuracy": "learning accuracy",
     "ncm": "nearest class mean (NCM)",
@@ -91,7 +92,7 @@ def metrics_table(metrics: dict[str, dict[str, Any]], title: str, text: Callable
     """Return one row per metric and one column per setting; `text` formats a value."""
     rows = [[title, *(TITLES[setting] for setting in metrics)]]
     for name, label in METRICS.items():
-        if any(name in values for values in metrics.values()):
+        if any(values.get(name) is not None for values in metrics.values()):
             rows.append([label, *(text(values[name]) for values in metrics.values())])
     return aligned(rows)
 
@@ -100,7 +101,8 @@ def run_report(record: dict[str, Any]) -> str:
     """Return what a finished run prints, except for the last line."""
     options, results = record["config"], record["results"]
     metrics = {setting: result["metrics"] for setting, result in results.items()}
-    tables = [accuracy_table(setting, result["matrix"], options) for setting, result in results.items()]
+    tables = [accuracy_table(setting, result["matrix"], options) for setting, result in results.items()
+              if len(result["matrix"][-1]) > 1]  # fmt: skip
     tables.append(metrics_table(metrics, title_with_caveats("summary, %", options)))
     if metrics.get("class_il", {}).get("fwt") is not None:
         tables[-1] += f"\n{FWT_NOTE}"

@@ -18,8 +18,9 @@ from backbone.adab2n.adab2n import task_weights
 from backbone.adab2n.weighted import SampleWeights
 from backbone.norms import fidelity_option
 from backbone.norms.family import NORM_IMPL, BatchNormFamily, FamilyBatchNorm, FamilyPass
-from utils.config.options import ByFidelity, Option, Rule, choice, integer, number
+from utils.config.options import WITHOUT_BOUNDARIES, ByFidelity, Option, Rule, choice, integer, number
 from utils.config.registry import NORMS
+from utils.errors import UsageError
 from utils.step import Batch
 
 GROUPS = (
@@ -32,12 +33,28 @@ ABSENT = (
 )
 VARIANCE = "Variance about the mixture's mean, or mixture of the variances within tasks (or other --balance_groups)."
 VAR_START = "Running variance before the first batch (0 is evaluated as 1 until then)."
+
+
+def _check_boundary(config: dict[str, Any], explicit: dict[str, Any]) -> None:
+    for name, value in (("balance_groups", "task"), ("ada_t0", 1)):
+        if config["boundary"] != "sharp" and config[name] == value:
+            raise UsageError(f"--{name} {value} needs known task boundaries, which --boundary {config['boundary']} "
+                             "does not have; remove it")  # fmt: skip
+
+
 OPTIONS = (
     Option("kappa", number(0, 1), "Momentum between cumulative (0) and exponential (1) average.", default=0.7),
     Option("lambd", number(0), "Weight of the penalty on the distance to the running statistics.", default=0.01),
     Option("eta", number(0, 1, exclusive=True), "Momentum of the running statistics.", default=0.1),
     Option("ada_t0", integer(0, 1), "First task that has the penalty, counted from 0.", default=0),
-    Option("balance_groups", choice("task", "class", "source", "none"), GROUPS, "task", omit_from_hash_at="task"),
+    Option(
+        "balance_groups",
+        choice("task", "class", "source", "none"),
+        GROUPS,
+        "task",
+        omit_from_hash_at="task",
+        check=_check_boundary,
+    ),
     fidelity_option("absent_tasks", "counted", "ignored", ABSENT),
     fidelity_option("variance", "mixture", "within", VARIANCE),
     fidelity_option("eta_start", "eta0", "eta1", "Momentum of the very first batch in the recursion."),
@@ -145,7 +162,11 @@ def _channel_factors(sizes: tuple[int, ...], norm: str, dtype: torch.dtype, devi
     help="adaptive balance of batch normalization",
     options=OPTIONS,
     # A sum over channels is larger than their mean by their number, 64 to 512 in the paper's network.
-    rules=(Rule({"lambd": 0.0001}, when={"penalty_norm": "sum"}),),
+    rules=(
+        Rule({"lambd": 0.0001}, when={"penalty_norm": "sum"}),
+        # Most classes are absent from a batch: counted, they would leave little of its mean.
+        Rule({"balance_groups": "class", "absent_tasks": "ignored"}, when={"boundary": WITHOUT_BOUNDARIES}),
+    ),
     shared=AdaptiveBalance,
     joint_replay=True,  # the released code forwards current and replayed samples together for this norm alone
 )

@@ -39,8 +39,14 @@ class CumulativeAverage(BatchNormFamily):
         return 1 / (layer.num_batches_tracked + 1).double()
 
 
-@NORMS.register("bnt", help="BN with task-balanced running statistics", options=(NORM_IMPL,), shared=BalancedRunning)
-@NORMS.register("tbbn_weighted", help="tbbn by sample weights", options=(NORM_IMPL,), shared=TaskWeightedBN)
-@NORMS.register("cma", help="BN with a cumulative moving average", options=(NORM_IMPL,), shared=CumulativeAverage)
+OPTIONS = (NORM_IMPL,)
+BNT = "BN with task-balanced running statistics"
+
+
+@NORMS.register("bnt", help=BNT, options=OPTIONS, shared=BalancedRunning, needs_boundaries=True)
+@NORMS.register(
+    "tbbn_weighted", help="tbbn by sample weights", options=OPTIONS, shared=TaskWeightedBN, needs_boundaries=True
+)
+@NORMS.register("cma", help="BN with a cumulative moving average", options=OPTIONS, shared=CumulativeAverage)
 def family_batch_norm(channels: int, *, spatial: tuple[int, ...] | None, shared: BatchNormFamily) -> FamilyBatchNorm:
     return FamilyBatchNorm(channels, shared)

@@ -41,6 +41,13 @@ class FrozenBatchNorm(BatchNorm):
 HELP = "BN whose statistics stay as they are after --freeze_after tasks"
 
 
-@NORMS.register("bn_frozen", help=HELP, options=(FREEZE_AFTER,), shared=FreezeSchedule, needs_past_tasks=True)
+@NORMS.register(
+    "bn_frozen",
+    help=HELP,
+    options=(FREEZE_AFTER,),
+    shared=FreezeSchedule,
+    needs_past_tasks=True,
+    needs_boundaries=True,
+)
 def frozen_batch_norm(channels: int, *, spatial: tuple[int, ...] | None, shared: FreezeSchedule) -> FrozenBatchNorm:
     return FrozenBatchNorm(channels, shared)

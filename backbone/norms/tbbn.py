@@ -56,6 +56,6 @@ HELP = "task-balanced batch normalization, as released"
 
 
 # joint_replay: without the replayed samples in its batch, there is nothing to balance.
-@NORMS.register("tbbn", help=HELP, shared=TaskSplits, joint_replay=True, numerics_version=1)
+@NORMS.register("tbbn", help=HELP, shared=TaskSplits, joint_replay=True, needs_boundaries=True, numerics_version=1)
 def task_balanced_batch_norm(channels: int, *, spatial: tuple[int, ...] | None, shared: TaskSplits) -> TaskBalancedBN:
     return TaskBalancedBN(channels, shared)

@@ -5,7 +5,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from utils.config.options import ByFidelity, Option, Rule, SameAs, choice, flag, integer, invalid, number, share, subset
+from utils.config.options import (
+    GRADUAL,
+    ONE_OF_TASKS_SEEN,
+    WITHOUT_BOUNDARIES,
+    ByFidelity,
+    Option,
+    Rule,
+    SameAs,
+    choice,
+    flag,
+    integer,
+    invalid,
+    number,
+    share,
+    subset,
+)
 from utils.config.plugins import PLUGINS_VARIABLE
 from utils.config.registry import MODELS, NORMS, RESERVED_OPTIONS
 from utils.errors import UsageError
@@ -99,6 +114,30 @@ def check_training(config: dict[str, Any], explicit: dict[str, Any]) -> None:
         raise UsageError("--probe observes single layers, which --compile merges; give one of the two")
 
 
+def check_boundary(config: dict[str, Any], explicit: dict[str, Any]) -> None:
+    """Raise UsageError for options and parts that need known task boundaries where there are none."""
+    boundary = f"--boundary {config['boundary']}"
+    if config["boundary_strength"] is not None and config["boundary"] not in GRADUAL:
+        raise UsageError(f"--boundary_strength has no effect with {boundary}; choose {' or '.join(GRADUAL)}")
+    if config["boundary"] == "sharp":
+        return
+    needs = f"needs known task boundaries, which {boundary} does not have"
+    if MODELS.get(config["model"]).build.requires_boundaries():
+        raise UsageError(f"--model {config['model']} {needs}; choose another model")
+    if NORMS.get(config["norm"]).traits.get("needs_boundaries"):
+        raise UsageError(f"--norm {config['norm']} {needs}; choose another norm")
+    if config["n_epochs"] != 1:
+        raise UsageError(
+            f"{boundary} is one pass over the data; use --scenario online without --n_epochs and --n_iters"
+        )
+    if config.get("ring_quota") == "task" and "ring_quota" not in explicit:
+        config["ring_quota"] = "class"
+    task_options = {"stop_after": explicit.get("stop_after", 0), "balance_replay": True, "ring_quota": "task"}
+    for name, value in (task_options | {"current_share": ONE_OF_TASKS_SEEN}).items():
+        if config.get(name) == value:
+            raise UsageError(f"--{name} {value} {needs}; remove it")
+
+
 def check_buffer(config: dict[str, Any], explicit: dict[str, Any]) -> None:
     """Raise UsageError where options of the buffer contradict each other; set those that follow from others."""
     if config.get("current_share") is not None:
@@ -151,6 +190,15 @@ TRAINING = (
     Option("batch_size", integer(1, 10**6), "Images of the stream per step."),
     added_option("drop_last", flag, "Drop an epoch's last batch if it is not full."),
     added_option("stop_after", integer(1), "Number of tasks to train on (default: all)."),
+    added_option(
+        "boundary",
+        choice("sharp", *WITHOUT_BOUNDARIES),
+        "Boundaries between tasks. All but sharp are one pass over the data in which no task begins or ends: shuffled "
+        "(none), with some classes in their own task and others throughout (blurry), or with gradual changes "
+        "(gaussian).",
+        "sharp",
+    ),
+    added_option("boundary_strength", number(0, 1), "From no boundaries (0) to sharp ones (1)."),
     added_option("eval_every", integer(1), "Steps between evaluations within a task (default: none)."),
     added_option("eval_statistics", choice("running", "buffer", "batch"), "Statistics at test time.", "running"),
     added_option("embedding_eval", flag, "At the end, evaluate NCM and a linear probe.", old_name="final_probes"),
@@ -196,6 +244,8 @@ OUTPUT = (
 )
 
 RULES = (
+    Rule({"eval_every": 250}, when={"boundary": WITHOUT_BOUNDARIES}),
+    Rule({"boundary_strength": 0.5}, when={"boundary": GRADUAL}),
     Rule({"n_epochs": 1, "batch_size": 10}, when={"scenario": "online"}),
     Rule({"n_epochs": 50, "batch_size": 32, "minibatch_size": 32}, when={"scenario": "offline"}),
 )

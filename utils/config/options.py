@@ -96,6 +96,8 @@ def default_values(options: Iterable[Option], fidelity: str = "official") -> dic
 
 flag = bool  # the type of options without a value
 ONE_OF_TASKS_SEEN = "1/T"  # a share that falls with the number of tasks seen
+GRADUAL = ("blurry", "gaussian")  # kinds of --boundary that have a strength
+WITHOUT_BOUNDARIES = ("none", *GRADUAL)
 
 
 def choice(*names: str) -> tuple[str, ...]:

@@ -68,8 +68,8 @@ class Registry:
             help: A line for `--list`; by default the first line of the docstring.
             options: The options that the part owns.
             rules: Defaults that it sets for options, its own or others'.
-            traits: Further properties, which depend on the registry: `backbone` of data sets; `shared`, `joint_replay`
-                and `needs_past_tasks` of norms; `numerics_version` of all.
+            traits: Further properties, which depend on the registry: `backbone` of data sets; `shared`, `joint_replay`,
+                `needs_past_tasks` and `needs_boundaries` of norms; `numerics_version` of all.
 
         Example:
             >>> FACTOR = Option("factor", number(0), "The constant.", default=2.0)
@@ -156,5 +156,6 @@ DATASETS = Registry("dataset", "datasets", traits=("backbone",))  # the default 
 BACKBONES = Registry("backbone", "backbone", traits=("hashed",), base=("backbone.network.Network", "n_feature_maps"))
 # shared: the object that all layers of a network share. joint_replay: whether current and replayed samples belong in
 # one forward pass. needs_past_tasks: whether the norm relies on what earlier tasks left in the network.
-NORMS = Registry("norm", "backbone.norms", traits=("shared", "joint_replay", "needs_past_tasks"))
+# needs_boundaries: whether it must know the tasks of samples.
+NORMS = Registry("norm", "backbone.norms", traits=("shared", "joint_replay", "needs_past_tasks", "needs_boundaries"))
 REGISTRIES = (MODELS, DATASETS, BACKBONES, NORMS)

@@ -74,6 +74,7 @@ def resolve(explicit: dict[str, Any]) -> Config:
         raise UsageError(f"--norm {norm.name} needs one network for all tasks; --model {model.name} has several")
     loop_options.check_training(config, explicit)
     loop_options.check_buffer(config, explicit)
+    loop_options.check_boundary(config, explicit)
     for selector, entry in entries.items():
         flags = own_flags(selector, entry, options)
         for check in (option.check for option in entry.options if option.check):

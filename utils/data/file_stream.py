@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from utils.data.random import generator
 from utils.data.stream import Stream, concatenated, index_batch
 from utils.device import send_together, to_device
 from utils.errors import RunFailed, UsageError
@@ -60,13 +59,17 @@ class FileStream(Stream[Files]):
     advice: str = field(default=ADVICE, kw_only=True)  # what to do with a damaged image
     damaged: list[str] | None = field(default=None, kw_only=True)  # if a list, collects damaged images, which are black
 
+    @property
+    def train_labels(self) -> np.ndarray:
+        return self.train_data.labels
+
     def to(self, device: torch.device) -> Self:
         return replace(self, device=device)
 
     def batches(self, task: int, epoch: int, first: int, extra: Batch | None = None) -> Iterator[Batch]:
         start, stop = self._train_range(task)
         own = stop - start
-        order = generator(self.seed, "shuffle", task, epoch).permutation(own + (0 if extra is None else len(extra)))
+        order = self.epoch_order(task, epoch, own + (0 if extra is None else len(extra)))
         groups = split_into(order[first * self.batch_size :], self.batch_size)
         batches = self._read(self.train_data, [start + index[index < own] for index in groups], task)
         for index, batch in zip(groups, batches, strict=True):

@@ -65,6 +65,12 @@ class StreamSpec:
     streamed: bool = False  # images are read from files during training, not held in memory
     fingerprint: str = ""  # distinguishes contents of the same kind of data set; part of a run's identity
     task_classes: tuple[int, ...] | None = None  # number of classes of each task, if they are not equal
+    boundary: str = "sharp"  # `--boundary`; if it is another one, the stream is a single task with all samples
+
+    @property
+    def has_boundaries(self) -> bool:
+        """Whether a method knows where one task ends and the next begins."""
+        return self.boundary == "sharp"
 
     @property
     def is_domain(self) -> bool:
@@ -104,6 +110,36 @@ class StreamSpec:
         train, test = self.train_sizes[:count], self.test_sizes[:count]
         return replace(self, n_tasks=count, train_sizes=train, test_sizes=test, task_classes=classes)
 
+    def without_boundaries(self, boundary: str) -> StreamSpec:
+        """Return the facts of the same samples as one task."""
+        train, test = (sum(self.train_sizes),), (sum(self.test_sizes),)
+        return replace(self, n_tasks=1, train_sizes=train, test_sizes=test, task_classes=None, boundary=boundary)
+
+
+def arrival_times(
+    labels: np.ndarray, tasks: np.ndarray, boundary: str, strength: float | None, draw: np.random.Generator
+) -> np.ndarray:
+    """Return when every training sample arrives; task t lasts from t to t + 1.
+
+    Args:
+        labels: (N,) labels of the samples.
+        tasks: (N,) their tasks in the stream with sharp boundaries.
+        boundary: none: samples arrive at any time. blurry: those of some classes arrive in their task, all others at
+            any time. gaussian: samples arrive in their task, plus Gaussian noise.
+        strength: Share of the classes that arrive in their task only (blurry), or s for noise with the standard
+            deviation of (1 - s) / s tasks (gaussian). 0 is the stream without any boundary, 1 that with sharp ones.
+        draw: Random generator.
+    """
+    n_classes, n_tasks = labels.max() + 1, tasks.max() + 1
+    anytime = n_tasks * draw.random(len(labels))
+    if strength is None or boundary == "none":
+        return anytime
+    in_task = tasks + draw.random(len(labels))
+    if boundary == "blurry":
+        classes = draw.permutation(n_classes)[: round(strength * n_classes)]
+        return np.where(np.isin(labels, classes), in_task, anytime)
+    return in_task + (1 - strength) / max(strength, 1e-9) * draw.standard_normal(len(labels))
+
 
 Samples = TypeVar("Samples")  # what a stream holds of a split: a batch, or the names of files
 
@@ -124,6 +160,7 @@ class Stream(ABC, Generic[Samples]):
     seed: int  # of the order of training samples
     batch_size: int
     together: bool = field(default=False, kw_only=True)  # all tasks are trained as one; tests stay separate
+    order: np.ndarray | None = field(default=None, kw_only=True)  # of the first epoch; None: shuffled as the others
 
     @abstractmethod
     def batches(self, task: int, epoch: int, first: int, extra: Batch | None = None) -> Iterator[Batch]:
@@ -149,6 +186,11 @@ class Stream(ABC, Generic[Samples]):
         """Return the stream with its batches on a device."""
 
     @property
+    @abstractmethod
+    def train_labels(self) -> np.ndarray:
+        """Labels of all training samples, in the order of tasks."""
+
+    @property
     def train_sizes(self) -> list[int]:
         """Number of training samples of each task; of all of them, if tasks are trained as one."""
         sizes = [stop - start for start, stop in self.train_ranges]
@@ -163,6 +205,25 @@ class Stream(ABC, Generic[Samples]):
         """Return the stream with all tasks trained as one."""
         return replace(self, together=True)
 
+    def without_boundaries(self, boundary: str, strength: float | None) -> Self:
+        """Return the stream of the same samples in the order that `arrival_times` gives them."""
+        spec, tasks = self.spec.without_boundaries(boundary), np.repeat(np.arange(self.spec.n_tasks), self.train_sizes)
+        draw = generator(self.seed, "boundary")
+        order = np.argsort(arrival_times(self.train_labels, tasks, boundary, strength, draw), kind="stable")
+        train, test = ranges(spec.train_sizes), ranges(spec.test_sizes)
+        return replace(self, spec=spec, train_ranges=train, test_ranges=test, order=order)
+
+    def classes_seen(self, n_batches: int) -> np.ndarray:
+        """Return the classes in the first batches of a stream without boundaries."""
+        assert self.order is not None
+        return np.unique(self.train_labels[self.order[: n_batches * self.batch_size]])
+
+    def epoch_order(self, task: int, epoch: int, size: int) -> np.ndarray:
+        """Return the order of `size` training samples in an epoch of a task."""
+        if self.order is not None and epoch == 0:
+            return self.order
+        return generator(self.seed, "shuffle", task, epoch).permutation(size)
+
 
 @dataclass(frozen=True)
 class TensorStream(Stream[Batch]):
@@ -174,6 +235,11 @@ class TensorStream(Stream[Batch]):
     train_rows: np.ndarray | None = field(default=None, kw_only=True)
     test_rows: np.ndarray | None = field(default=None, kw_only=True)
 
+    @property
+    def train_labels(self) -> np.ndarray:
+        labels = self.train_data.labels_host
+        return labels if self.train_rows is None else labels[self.train_rows]
+
     def to(self, device: torch.device) -> Self:
         train, test = (move_batch(data, device) for data in (self.train_data, self.test_data))
         return replace(self, train_data=train, test_data=test)
@@ -183,7 +249,7 @@ class TensorStream(Stream[Batch]):
         if extra is not None and len(extra) > 0:
             data, rows, mixed = concatenated([self.task_data(task), extra]), None, True
         size = len(data) if rows is None else len(rows)
-        order = generator(self.seed, "shuffle", task, epoch).permutation(size)
+        order = self.epoch_order(task, epoch, size)
         order = order if rows is None else rows[order]
         order_on_device = to_device(order, data.labels.device)
         for start in range(first * self.batch_size, size, self.batch_size):

@@ -49,6 +49,12 @@ class StreamBuilder:
             raise UsageError(f"--stop_after {self.n_tasks}: {self.whole.name} has {self.whole.n_tasks} tasks")
         self.is_cut = self.n_tasks < self.whole.n_tasks
         self.spec = self.whole.first_tasks(self.n_tasks) if self.is_cut else self.whole
+        if config.boundary != "sharp":
+            if self.whole.is_domain:
+                raise UsageError(
+                    f"--boundary {config.boundary} needs tasks with classes of their own; {self.whole.name} shares them"
+                )
+            self.spec = self.whole.without_boundaries(config.boundary)
         check_together(config, self.spec)
 
     def stream(self, device: torch.device) -> Stream:
@@ -57,6 +63,8 @@ class StreamBuilder:
             stream = self.dataset.stream(self.config, self.whole)
             if self.is_cut:
                 stream = stream.first_tasks(self.n_tasks)
+            if not self.spec.has_boundaries:
+                stream = stream.without_boundaries(self.config.boundary, self.config.boundary_strength)
             if method_class(self.config).joint_training:
                 stream = stream.as_single_task()
             return stream.to(device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 from models.method import Method
@@ -11,6 +12,7 @@ from utils.data.random import seed_global_generators
 from utils.data.stream import Stream, StreamSpec
 from utils.errors import RunFailed
 from utils.run.eval_statistics import eval_statistics_applied, evaluation_batch_size, in_test_order
+from utils.step import Batch
 
 
 def accuracies(
@@ -25,9 +27,9 @@ def evaluate(
 ) -> tuple[dict[str, list[float]], torch.Tensor]:
     """Return the accuracies (%) on each of `tasks` by setting, and the confusion matrix on the device.
 
-    `class_il` is among all classes, unseen ones included, `task_il` among the task's own. Where tasks share their
-    classes there is only `domain_il`. In the confusion matrix true classes are rows, predictions among all classes
-    columns. `statistics` replaces `--eval_statistics`.
+    `class_il` is among all classes, unseen ones included, `task_il` among the task's own, if it is known. Where tasks
+    share their classes there is only `domain_il`. In the confusion matrix true classes are rows, predictions among all
+    classes columns. `statistics` replaces `--eval_statistics`.
     """
     seed_global_generators(method.config.seed, "evaluation")
     method.net.eval()
@@ -44,7 +46,9 @@ def evaluate(
 
 
 def by_setting(spec: StreamSpec, among_all: list[float], among_own: list[float]) -> dict[str, list[float]]:
-    return {"domain_il": among_all} if spec.is_domain else {"class_il": among_all, "task_il": among_own}
+    if spec.is_domain:
+        return {"domain_il": among_all}
+    return {"class_il": among_all} | ({"task_il": among_own} if spec.has_boundaries else {})
 
 
 def predictions(scores: torch.Tensor, own: range) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,3 +70,19 @@ def count_correct(method: Method, stream: Stream, task: int, confusion: torch.Te
         pairs = batch.labels * len(confusion) + among_all
         confusion.view(-1).index_add_(0, pairs, torch.ones_like(pairs))
     return correct
+
+
+def accuracy_on_classes(confusion: torch.Tensor, classes: np.ndarray) -> float:
+    """Return the accuracy (%) on the test images of these classes."""
+    rows = confusion.cpu().numpy()[classes]
+    return float(100 * rows[np.arange(len(classes)), classes].sum() / rows.sum())
+
+
+@torch.no_grad()
+def count_correct_before_training(method: Method, batch: Batch, step: int) -> torch.Tensor:
+    """Return how many labels of a training batch the network predicts, with its running statistics."""
+    seed_global_generators(method.config.seed, "prequential", step)
+    method.net.eval()
+    scores = method.predict(method.augment.normalize(batch.images))
+    method.net.train()
+    return (scores.argmax(1) == batch.labels).sum()

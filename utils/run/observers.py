@@ -180,7 +180,8 @@ class ExternalLogger(Observer):
             self.has_failed, self.has_hung = True, isinstance(error, TimeLimit)
 
     def on_log(self, event: Event) -> None:
-        values = {name: event[name] for name in ("loss", "task", "lr") if event[name] is not None}
+        names = ("loss", "task", "lr", "prequential")
+        values = {name: event[name] for name in names if event.get(name) is not None}
         values |= {f"loss/{name}": value for name, value in event["terms"].items()}
         self.attempt(self.send, values, event["step"])
 

@@ -41,10 +41,12 @@ def final_statistics(method: Method, stream: Stream, results: Accuracies) -> dic
     if has_statistics(method.net):
         is_own = statistics_option(method) == "running"
         kinds["running"] = results if is_own else accuracies(method, stream, tasks, "running")
-        parts = {"train": trained, "last_task": trained[-1:]}
+        parts = {"train": trained} | ({"last_task": trained[-1:]} if stream.spec.has_boundaries else {})
         passes = {kind: drawn_images(method, stream, part) for kind, part in parts.items()}
         if method.buffer is not None and len(method.buffer):
-            passes |= {"buffer": buffer_batches(method), "balanced": buffer_batches(method)}
+            passes["buffer"] = buffer_batches(method)
+            if stream.spec.has_boundaries:
+                passes["balanced"] = buffer_batches(method)
         for kind, batches in passes.items():
             with statistics_of(method, batches, balanced=kind == "balanced"):
                 kinds[kind] = accuracies(method, stream, tasks, "running")
@@ -60,7 +62,8 @@ def drawn_images(method: Method, stream: Stream, tasks: Sequence[int]) -> Iterat
         size = stream.train_sizes[task]
         count = min(size, round(DRAWN_IMAGES * size / total))
         n_batches = -(-count // method.config.batch_size)
-        data = concatenated(list(islice(stream.batches(task, 0, 0), n_batches)))
+        epoch = 0 if stream.spec.has_boundaries else 1  # of a stream without boundaries, the first is not shuffled
+        data = concatenated(list(islice(stream.batches(task, epoch, 0), n_batches)))
         parts.append(next(chunks(data, count)))
     yield from shuffled_batches(concatenated(parts), generator(method.config.seed, "final_statistics"))
 

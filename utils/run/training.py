@@ -18,7 +18,7 @@ from utils.data.stream import Stream
 from utils.errors import TOO_FEW_VALUES, RunFailed
 from utils.run import metrics
 from utils.run.embedding_eval import embedding_accuracies
-from utils.run.evaluation import evaluate
+from utils.run.evaluation import accuracy_on_classes, count_correct_before_training, evaluate
 from utils.run.outcomes import final_statistics, is_late, late_summary
 from utils.run.signals import Signals
 from utils.step import CURRENT, Batch, Step, StepIndex
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from utils.run.observers import Observer
 
 DEBUG_BATCHES = 3
-PLAIN_STATE = ("untrained", "rows", "points", "late", "loss_steps", "unlogged")  # saved as they are
+PLAIN_STATE = ("untrained", "rows", "points", "late", "loss_steps", "unlogged", "n_samples")  # saved as they are
 
 
 @dataclass
@@ -89,6 +89,9 @@ class Training:
         self.loss_steps: list[int] = []  # the steps that the losses belong to
         self.term_sums: dict[str, torch.Tensor] = {}
         self.unlogged = 0  # batches since the last log line
+        # Of a stream without boundaries: samples so far, and how many were predicted before training on them.
+        self.n_samples = 0
+        self.n_predicted = torch.zeros((), dtype=torch.int64, device=method.augment.scale.device)
 
     def run(self, state: dict[str, Any] | None = None) -> dict[str, Any]:
         """Train through the stream, from a checkpoint's state if given, and return the results as plain data."""
@@ -185,6 +188,9 @@ class Training:
     def _train_on_batch(self, batch: Batch) -> None:
         """Make the steps of a batch. If the batch is skipped, only notify observers."""
         cursor, method = self.cursor, self.method
+        if not self.stream.spec.has_boundaries:
+            self.n_predicted = self.n_predicted + count_correct_before_training(method, batch, cursor.step)
+            self.n_samples += len(batch)
         for iteration in range(self.iterations):
             index = StepIndex(cursor.task, cursor.step, cursor.epoch, iteration, iteration == self.iterations - 1)
             seed_global_generators(self.config.seed, "step", *index.address)
@@ -226,6 +232,7 @@ class Training:
             "late_evaluations": self.config.late_evaluations,
             "losses": self._check_losses().tolist(),
             "loss_terms": self.term_sums,
+            "n_predicted": self.n_predicted,
             "skipped_batches": method.runner.skipped_batches,
             "observers": {type(observer).__name__: observer.state_dict() for observer in self.observers},
             "training_seconds": self._training_seconds(),
@@ -250,6 +257,7 @@ class Training:
         for name in PLAIN_STATE:
             setattr(self, name, state[name])
         device = next(method.net.parameters()).device
+        self.n_predicted = state["n_predicted"].to(device)
         self.losses = [*torch.tensor(state["losses"], dtype=torch.float64, device=device)]
         self.term_sums = {name: value.to(device) for name, value in state["loss_terms"].items()}
         for observer in self.observers:
@@ -275,9 +283,13 @@ class Training:
         means = (torch.stack([*self.term_sums.values()]) / len(losses)).tolist() if self.term_sums else []
         event = {name: getattr(self.cursor, name) for name in ("step", "task", "epoch")}
         event["loss"] = float(losses.mean()) if len(losses) else None
-        event |= {"terms": dict(zip(self.term_sums, means, strict=True)), "lr": lr}
+        event |= {"terms": dict(zip(self.term_sums, means, strict=True)), "lr": lr} | self._prequential()
         self.losses, self.loss_steps, self.term_sums, self.unlogged = [], [], {}, 0
         self._notify("on_log", event)
+
+    def _prequential(self) -> dict[str, float]:
+        """Return the accuracy (%) on the samples so far, each tested before training on it; without boundaries only."""
+        return {"prequential": 100 * self.n_predicted.item() / self.n_samples} if self.n_samples else {}
 
     def _n_trained(self) -> int:
         """Return the number of tasks trained so far, the present one included; joint training has all at once."""
@@ -298,8 +310,14 @@ class Training:
         self._notify("on_evaluation", event)
 
     def _evaluate_mid_task(self, *, is_late: bool) -> None:
-        """Evaluate on the tasks seen so far while a task is trained, for `--late_evaluations` or `--eval_every`."""
-        results, _ = self._evaluate(self._n_trained())
+        """Evaluate while a task is trained, for `--late_evaluations` or `--eval_every`.
+
+        The test images are those of the tasks so far; of the classes so far, where boundaries are not known.
+        """
+        results, confusion = self._evaluate(self._n_trained())
+        if not self.stream.spec.has_boundaries:
+            classes = self.stream.classes_seen(self.cursor.step)
+            results = {"class_il": [accuracy_on_classes(confusion, classes)]}
         self.method.net.train()
         means = {setting: metrics.mean(row) for setting, row in results.items()}
         if is_late:
@@ -327,7 +345,7 @@ class Training:
             results[setting] = result = {
                 "matrix": [[*row, *[None] * (self.stream.spec.n_tasks - len(row))] for row in rows],
                 "untrained": untrained,
-                "metrics": summary | embedding.get(setting, {}),
+                "metrics": summary | embedding.get(setting, {}) | self._prequential(),
             }
             if setting != "task_il":  # where all classes compete
                 result |= {"per_class": metrics.per_class(confusion), "confusion": confusion}

@@ -16,8 +16,8 @@ from tests.scripts.sweeps import wait_for
 from utils.config.parser import parse
 from utils.config.resolve import resolve
 from utils.errors import UsageError
-from utils.figures.catalogue import forest_of
-from utils.figures.style import save
+from utils.figures.catalogue import curves_of, forest_of
+from utils.figures.style import LIGHT, drawn_in, save
 from utils.run.records import read_record
 from utils.studies import render
 from utils.studies.plans import PLANS
@@ -168,6 +168,7 @@ def test_variants_are_differences_to_their_baselines(tmp_path):
         ('model = "er"\nlearning = 1', "lr = [1]", "", "--learning"),
         ('model = "er"', "lr = [1]", 'variant = [{ name = "x" }]', "[[variant]]"),
         ('model = "er"', "lr = [1]", "with = [{ when = {} }]", "[[with]]"),
+        ('model = "er"\nboundary = "none"', "lr = [1]", "", "Task-IL"),
         # two rows that are the same run, and flags that do not identify one
         ('model = "er"', "seed = [0, 1]", "", "seeds"),
         ('model = "er"\nseed = 1', "lr = [1]", "", "seeds"),
@@ -245,6 +246,20 @@ def test_titles_and_names_are_shown_letter_by_letter(tmp_path):
     forest = forest_of(study.plans()["other-gains"])
     assert save(lambda: forest.draw(chosen), tmp_path, "figure", ["svg"])
     assert f"{ODD} 0.2" in html.unescape((tmp_path / "figure.svg").read_text())
+
+
+def test_metrics_are_drawn_against_a_number_that_varies_from_column_to_column(tmp_path):
+    path = write(tmp_path, 'model = "er"', 'lr = [0.1, 0.3]\nnorm = ["bn", "cn"]', 'rows = ["norm"]\ncolumns = ["lr"]')
+    study = read_study(path)
+    chosen = Selection("fixed", Runs(study.preset(), str(tmp_path), measured=tmp_path), study.seeds)
+    for number, cell in enumerate(study.plans()["other"].cells(study.preset())):
+        finish(chosen.final(cell.experiment)[0], 50.0 + number // 2)
+    with drawn_in(LIGHT):
+        drawing = curves_of(study.plans()["other"]).draw(chosen)
+    lines = {line.get_label(): line for line in drawing.axes[0].lines}
+    assert {name: (list(line.get_xdata()), list(line.get_ydata())) for name, line in lines.items()} == {
+        "BN": ([0.1, 0.3], [50.0, 51.0]), "CN": ([0.1, 0.3], [52.0, 53.0])
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("content", "words"), [("[", []), ("a = " + "[" * 10_000, []), (None, []), (STUDY, ["table2"]),

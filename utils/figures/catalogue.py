@@ -80,6 +80,11 @@ def forest_of(plan: Plan) -> Figure:
     return Figure(plan.id, plan.title, drawing, plan.id)
 
 
+def curves_of(plan: Plan) -> Figure:
+    """Return a figure of a study's metrics against the number that it varies from column to column."""
+    return Figure(plan.id, plan.title, lambda selection: tabled.curves(tabulate(plan, selection), plan.x_axis), plan.id)
+
+
 def beside_published(selection: Selection) -> Drawing | None:
     settings = {"Class-IL": "table3", "Task-IL": "table2"}
     return tabled.beside_published({name: tabulate(PLANS[id], selection) for name, id in settings.items()})

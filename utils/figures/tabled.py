@@ -17,7 +17,7 @@ from utils.run.training import steps_per_task
 from utils.studies.compare import Paired, records_by_seed
 from utils.studies.plans import METHODS, ONLINE, SETTINGS, Experiment, places
 from utils.studies.presets import PAPER
-from utils.studies.results import Result, Table
+from utils.studies.results import Column, Result, Table
 from utils.studies.selection import Selection
 from utils.tables import TITLES
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 HATCHES = ("", "////")
+LINES = ("-", "--")  # of a norm's first row, and of its others
 
 
 def gains(table: Table) -> Drawing | None:
@@ -116,6 +117,33 @@ def forest(panels: dict[str, dict[str, Paired]], lower_is_better: Collection[str
     figure.supxlabel("points, 95 % interval", fontsize="medium")  # once: under narrow panels they would meet
     row[0].set_yticks(range(len(names)), map(literal, names))
     row[0].set_ylim(len(names) - 0.5, -0.5)
+    return figure
+
+
+def curves(table: Table, flag: str) -> Drawing | None:
+    """Draw every metric against a flag: a panel for every group of rows, a band from the lowest to the highest seed."""
+    panels: dict[tuple[str, Column], dict[str, list[Result]]] = {}
+    for ((group, row), column), result in table.results.items():
+        if result.n:
+            panels.setdefault((group, column[1:]), {}).setdefault(row.removeprefix(f"{group} w/ "), []).append(result)
+    if not panels:
+        return None
+    across = len({metric for _, metric in panels})
+    down = -(-len(panels) // across)
+    figure, grid = grid_of_axes(down, across, 2.3 * down, sharex=True)
+    for axes, ((group, metric), rows) in zip(grid.flat, panels.items(), strict=False):
+        drawn: set[str] = set()
+        for row, results in rows.items():
+            norm = results[0].cell.experiment.norm
+            line = LINES[norm in drawn]
+            drawn.add(norm)
+            places = [dict(result.cell.experiment.flags)[flag] for result in results]
+            seeds = [result.paired.differences for result in results]
+            means, colour = [result.mean for result in results], colour_of(norm)
+            axes.plot(places, means, f"o{line}", markersize=2.5, color=colour, label=literal(row))
+            axes.fill_between(places, [*map(min, seeds)], [*map(max, seeds)], color=colour, alpha=0.12, linewidth=0)
+        axes.set(title=literal(", ".join(filter(None, (group, *metric)))), xlabel=f"--{flag}", ylabel="%")
+    legend_above(figure, grid.flat[0])
     return figure
 
 

@@ -83,6 +83,7 @@ class Plan:
     note: str = ""
     first_seed_only: bool = False  # a figure of single runs, whose recordings are large
     seeds: tuple[int, ...] = ()  # if the plan has seeds of its own
+    x_axis: str = ""  # the flag that varies from column to column, if its values are numbers
 
 
 def title_of(norm: str) -> str:

@@ -116,10 +116,11 @@ def draw_figures(plans: Sequence[Plan], selection: Selection, folder: Path) -> d
 
     Those without runs are skipped.
     """
-    from utils.figures.catalogue import FIGURES, compares, draw, forest_of
+    from utils.figures.catalogue import FIGURES, compares, curves_of, draw, forest_of
 
     ids = {plan.id for plan in plans}
     further = {id for id in FIGURES if id not in PLANS} if {*PLANS} <= ids else set()
     wanted = [figure for id, figure in FIGURES.items() if id in ids | further]
     wanted += [forest_of(plan) for plan in plans if plan.id not in FIGURES and compares(plan, selection)]
+    wanted += [curves_of(plan) for plan in plans if plan.x_axis]
     return {figure.id: figure.title for figure in wanted if draw(figure, selection, folder)}

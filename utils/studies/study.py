@@ -23,7 +23,7 @@ from utils.config.registry import close_matches
 from utils.config.resolve import SELECTORS, identity_options, new_names, number_options, options_by_name, resolve
 from utils.errors import UsageError
 from utils.studies.confirm import CONFIRM
-from utils.studies.plans import DOMAIN_IL, METHODS, PLANS, SETTINGS, Cell, Experiment, Plan, title_of
+from utils.studies.plans import DOMAIN_IL, METHODS, PLANS, SETTINGS, TASK_IL, Cell, Experiment, Plan, title_of
 from utils.studies.presets import PRESETS, Preset, PresetDataset
 from utils.tables import METRICS, TITLES
 
@@ -70,7 +70,10 @@ class TomlStudy:
 
     def plans(self) -> dict[str, Plan]:
         id = self.path.stem
-        plans = {id: Plan(id, self.title, self.cells, self.note, first_seed_only=self.first_seed_only)}
+        values = self.vary.get(self.columns[0], [""]) if len(self.columns) == 1 else [""]
+        x_axis = self.columns[0] if all(type(value) in (int, float) for value in values) else ""
+        first_seed_only = self.first_seed_only
+        plans = {id: Plan(id, self.title, self.cells, self.note, first_seed_only=first_seed_only, x_axis=x_axis)}
         for name, value in self.compare.items():
             title = f"{self.title}: differences to {name} = {_text(name, value)}"
             plans[f"{id}-gains"] = Plan(f"{id}-gains", title, partial(self.cells, gains=True), PAIRED)
@@ -261,6 +264,10 @@ def _check_runs(study: TomlStudy) -> None:
     for plan in study.plans().values():
         for cell in plan.cells(study.preset()):
             for experiment in cell.comparison.experiments:
+                boundary = dict(experiment.flags).get("boundary", "sharp")
+                _require(boundary == "sharp" or cell.metric[1] != TASK_IL,
+                         f'Task-IL needs the boundaries that boundary = "{boundary}" lacks; set metrics = '
+                         '["class_il_faa"]')  # fmt: skip
                 if experiment in identities:
                     continue
                 flags = dict(experiment.flags)

@@ -8,9 +8,10 @@ from forked import refusal
 
 from models.method import Method
 from models.sgd import Sgd
-from tests.helpers import make_spec, make_stream, record_steps, run_config
+from tests.helpers import make_spec, make_stream, record_steps, run_config, sample_numbers
 from tests.models.cut_off import assert_a_cut_off_run_ends_the_same
 from utils.config.resolve import resolve
+from utils.data.file_stream import Files, FileStream
 from utils.data.random import generator
 from utils.data.stream import arrival_times
 
@@ -63,6 +64,22 @@ def test_a_resumed_stream_goes_on_in_the_same_order():
     stream = make_stream(SPEC).without_boundaries("gaussian", 0.5)
     whole, rest = ([batch.images for batch in stream.batches(0, 0, first)] for first in (0, 7))
     assert torch.equal(torch.cat(whole[7:]), torch.cat(rest))
+
+
+def test_images_from_files_come_in_the_order_of_those_in_memory():
+    kept = make_stream(SPEC)
+    numbers, labels = sample_numbers(kept.train_data.images), kept.train_labels
+    files = Files(np.array([str(number).encode() for number in numbers]), labels)
+    images = {
+        str(number).encode(): image.numpy() for number, image in zip(numbers, kept.train_data.images, strict=True)
+    }
+    places = (kept.train_ranges, kept.test_ranges, kept.seed, kept.batch_size)
+    read = FileStream(SPEC, files, files, *places, images.__getitem__, 0)
+    for boundary, strength in (("none", None), ("blurry", 0.5), ("gaussian", 0.5)):
+        both = [stream.without_boundaries(boundary, strength).batches(0, 0, 3) for stream in (kept, read)]
+        for ours, theirs in zip(*both, strict=True):
+            assert np.array_equal(ours.labels_host, theirs.labels_host)
+            assert np.array_equal(sample_numbers(ours.images), sample_numbers(theirs.images))
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------

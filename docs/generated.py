@@ -43,7 +43,7 @@ RECORD_FIELDS = {
     **{f"results.*.metrics.{name}": f"{title[0].upper()}{title[1:]}." for name, title in METRICS.items()},
     "results.*.per_class": "Final accuracy of every class. Not in `task_il`.",
     "results.*.confusion": "Test images by class (rows) and predicted class (columns), at the end. Not in `task_il`.",
-    "results.*.final_statistics": "With `--final_statistics`: FAA with other normalization statistics.",
+    "results.*.final_statistics": "With `--final_statistics`: accuracies with other normalization statistics.",
     "results.*.late_evaluations": "With `--late_evaluations`: FAA at several steps near the end.",
     "steps": "Steps of training.",
     "batches_left_out": "Batches of the stream that were skipped, since a norm cannot normalize a single value.",

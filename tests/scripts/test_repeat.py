@@ -64,6 +64,14 @@ def test_other_conditions_are_named_and_unknown_ones_are_not(original, condition
     assert "conditions" not in comparison_line(other, record)
 
 
+def test_what_only_the_repetition_has_measured_does_not_count(original):
+    record = read(original)
+    more = json.loads(json.dumps(record))
+    more["results"]["class_il"]["later"] = {"kind": [1.0]}
+    assert comparison_line(record, more).startswith("identical")
+    assert comparison_line(more, record).startswith("differs")
+
+
 PLUGIN = """
 from models.sgd import Sgd
 from utils.config.registry import MODELS

@@ -231,8 +231,10 @@ def test_a_kept_record_with_other_results_is_named(tmp_path):
     for run in (name, other):
         shutil.copytree(tmp_path / "runs" / run, tmp_path / "kept" / run)
     change_record(tmp_path / "kept" / name, results={"class_il": two_tasks(99.0)})
+    more = {name: part | {"measured_later": [1.0]} for name, part in table.records[other]["results"].items()}
+    change_record(tmp_path / "runs" / other, results=more)  # no other result
     (line,) = warnings([table], replace(chosen.runs, measured=tmp_path / "kept"))
-    assert name in line
+    assert (line.startswith("1 runs"), name in line) == (True, True)
     assert str(tmp_path / "kept") in line
 
 

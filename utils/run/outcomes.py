@@ -5,6 +5,7 @@
     buffer     one pass over the buffer
     balanced   one pass over the buffer, in which all tasks have the same weight
     train      one pass over 5,000 images drawn from the training data of all tasks
+    test       one pass over up to 5,000 test images of all tasks; older records lack it
     last_task  one pass over up to 5,000 images drawn from the training data of the last task
 --late_evaluations N  mean and standard deviation of FAA over the last N evaluations of the last task, one every 50
                       steps, the end of the run included
@@ -19,7 +20,7 @@ from typing import Any
 
 from models.method import Method
 from utils.data.random import generator
-from utils.data.stream import Stream, chunks, concatenated
+from utils.data.stream import Stream, chunks, concatenated, slice_batch
 from utils.run.eval_statistics import buffer_batches, has_statistics, shuffled_batches, statistics_of, statistics_option
 from utils.run.evaluation import accuracies
 from utils.step import Batch
@@ -35,7 +36,7 @@ def final_statistics(method: Method, stream: Stream, results: Accuracies) -> dic
 
     `results` are the accuracies after the last task by the run's own evaluation.
     """
-    kinds: dict[str, Accuracies | None] = dict.fromkeys(("running", "buffer", "balanced", "train", "last_task"))
+    kinds: dict[str, Accuracies | None] = dict.fromkeys(("running", "buffer", "balanced", "train", "test", "last_task"))
     tasks, trained = range(stream.spec.n_tasks), range(len(stream.train_sizes))
     method.net.eval()
     if has_statistics(method.net):
@@ -43,6 +44,7 @@ def final_statistics(method: Method, stream: Stream, results: Accuracies) -> dic
         kinds["running"] = results if is_own else accuracies(method, stream, tasks, "running")
         parts = {"train": trained} | ({"last_task": trained[-1:]} if stream.spec.has_boundaries else {})
         passes = {kind: drawn_images(method, stream, part) for kind, part in parts.items()}
+        passes["test"] = spaced_test_images(method, stream)
         if method.buffer is not None and len(method.buffer):
             passes["buffer"] = buffer_batches(method)
             if stream.spec.has_boundaries:
@@ -66,6 +68,14 @@ def drawn_images(method: Method, stream: Stream, tasks: Sequence[int]) -> Iterat
         data = concatenated(list(islice(stream.batches(task, epoch, 0), n_batches)))
         parts.append(next(chunks(data, count)))
     yield from shuffled_batches(concatenated(parts), generator(method.config.seed, "final_statistics"))
+
+
+def spaced_test_images(method: Method, stream: Stream) -> Iterator[Batch]:
+    """Yield every k-th test image of all tasks, all in one drawn order; data sets are sorted by class."""
+    sizes = stream.spec.test_sizes
+    spacing = -(-sum(sizes) // DRAWN_IMAGES)
+    images = [slice_batch(batch, 0, 1) for task in range(len(sizes)) for batch in stream.test(task, spacing)]
+    yield from shuffled_batches(concatenated(images), generator(method.config.seed, "final_statistics"))
 
 
 def is_late(remaining_steps: int, late_evaluations: int) -> bool:

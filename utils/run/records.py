@@ -120,6 +120,13 @@ def contradictions(record: dict[str, Any]) -> Iterator[str]:
             yield f"an accuracy of {setting} lies outside of 0 to 100"
 
 
+def entries_of(record: Any, other: Any) -> Any:
+    """Return the other record without entries that this one lacks: a run may have measured more."""
+    if not (isinstance(record, dict) and isinstance(other, dict)):
+        return other
+    return {name: entries_of(record[name], value) for name, value in other.items() if name in record}
+
+
 def provenance_text(record: dict[str, Any]) -> str:
     """Return when a record was made, and at which commit."""
     commit, plus, changes = (record["environment"]["commit"] or "unknown").partition("+")

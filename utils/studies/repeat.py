@@ -12,7 +12,7 @@ from typing import Any
 
 from utils.config.parser import parse
 from utils.errors import UsageError
-from utils.run.records import different_conditions, provenance_text
+from utils.run.records import different_conditions, entries_of, provenance_text
 from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.presets import PRESETS
 from utils.studies.runs import Run, Runs
@@ -64,7 +64,7 @@ def comparison_line(record: dict[str, Any], repeated: dict[str, Any] | None) -> 
     """Compare all results and steps; show a difference by the final average accuracies."""
     if repeated is None:
         return f"not run    {record['run']}"
-    same = (record["results"], record["steps"]) == (repeated["results"], repeated["steps"])
+    same = (record["results"], record["steps"]) == (entries_of(record, repeated)["results"], repeated["steps"])
     line = f"{'identical' if same else 'differs':9}  {record['run']}: {summary(record)}; repeated {summary(repeated)}"
     now = repeated["conditions"][0]
     if what := "; ".join(filter(None, (different_conditions(now, before) for before in record["conditions"]))):

@@ -17,7 +17,7 @@ from utils.run.code_digest import changed_files, code_digests
 from utils.run.expected_time import MEASURED, RecordedSpeeds
 from utils.run.identity import run_folder, run_identity
 from utils.run.probes import has_recording
-from utils.run.records import BadRecord, read_record
+from utils.run.records import BadRecord, entries_of, read_record
 from utils.run.run_folder import missing_outcomes
 from utils.run.training import total_steps
 from utils.studies.plans import Experiment
@@ -196,7 +196,8 @@ class Runs:
         """Return a line if kept records have other results than those of the same runs in the results folder."""
         folders = [path.parent for path in Path(self.results_path).glob("runs/*/record.json")]
         both = [(self._finished(folder), self._finished(self.measured / folder.name)) for folder in sorted(folders)]
-        names = [ours["run"] for ours, kept in both if ours and kept and ours["results"] != kept["results"]]
+        names = [ours["run"] for ours, kept in both
+                 if ours and kept and entries_of(kept, ours)["results"] != kept["results"]]  # fmt: skip
         text = f"{len(names)} runs have other results in {self.results_path}, which count, than in {self.measured}"
         return [f"{text}, such as {names[0]}"] if names else []
 

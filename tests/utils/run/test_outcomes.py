@@ -12,10 +12,10 @@ import torch
 from conftest import runner
 from torch.nn import functional as F
 
-from tests.helpers import build_run, make_spec, make_stream, run_config, weights_of
+from tests.helpers import build_run, make_spec, make_stream, run_config, sample_numbers, weights_of
 from utils.data.random import generator
 from utils.run.evaluation import accuracies
-from utils.run.outcomes import drawn_images, final_statistics, is_late
+from utils.run.outcomes import drawn_images, final_statistics, is_late, spaced_test_images
 from utils.run.signals import Interrupted
 
 SPEC = make_spec(n_tasks=2, n_classes=4, train_sizes=(12, 12), test_sizes=(40, 40))
@@ -85,6 +85,7 @@ def test_final_statistics_of_a_two_layer_network_equal_values_computed_by_hand(n
         "buffer": (stored, None),
         "balanced": (stored, weights),
         "train": (images(batch for task in (0, 1) for batch in stream.in_order(task, 100)), None),
+        "test": (images(batch for task in (0, 1) for batch in stream.test(task, 100)), None),
         "last_task": (images(stream.in_order(1, 100)), None),
     }
     for kind, (inputs, sample_weights) in passes.items():
@@ -99,7 +100,7 @@ def test_final_statistics_of_a_two_layer_network_equal_values_computed_by_hand(n
 def test_norms_without_running_statistics_have_none(norm):
     _, method, stream = trained(norm)
     results = final_statistics(method, stream, accuracies(method, stream, range(2)))
-    assert results["task_il"] == dict.fromkeys(("running", "buffer", "balanced", "train", "last_task"))
+    assert results["task_il"] == dict.fromkeys(("running", "buffer", "balanced", "train", "test", "last_task"))
 
 
 def test_without_a_buffer_only_its_statistics_are_missing():
@@ -116,6 +117,15 @@ def test_training_images_are_drawn_from_all_tasks_in_proportion(monkeypatch):
     [batch] = list(drawn_images(method, stream, range(2)))
     assert np.bincount(batch.tasks_host).tolist() == [2, 6]
     assert len(np.unique(batch.images[:, 0, 0, 0])) == 8
+
+
+def test_test_images_are_spaced_evenly_over_all_tasks(monkeypatch):
+    """The first pixel is the image's number, by which they are sorted as by a class."""
+    monkeypatch.setattr("utils.run.outcomes.DRAWN_IMAGES", 8)
+    stream = make_stream(replace(SPEC, test_sizes=(20, 40)))
+    _, method = build_run(run_config("er", "bn"), stream)
+    [batch] = list(spaced_test_images(method, stream))
+    assert sorted(sample_numbers(batch.images)) == [0, 8, 16, 20, 28, 36, 44, 52]
 
 
 def test_late_evaluations_end_with_the_last_step():

@@ -1,6 +1,7 @@
 """The project's own numbers, from the records in results/measured alone.
 
-python -m scripts.evidence writes docs/evidence.md and the marked parts of README and docs/runs.md, and draws figures.
+python -m scripts.evidence writes docs/evidence.md, docs/statistics.md and the marked parts of README and docs/runs.md,
+and draws figures.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from utils import console
 from utils.cli import Parser
 from utils.figures.catalogue import FIGURES
 from utils.figures.style import save
+from utils.figures.tabled import final_statistics
 from utils.run.records import read_record
 from utils.studies.claims import FAILS, HOLDS, OPEN, Verdict, judge_all
 from utils.studies.compare import Paired, records_by_seed, values_by_seed
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
+from utils.studies.final_statistics import arms_with_statistics, page_values
 from utils.studies.plans import ONLINE, PLANS, Comparison, Experiment, Plan
 from utils.studies.presets import NARROW
 from utils.studies.render import environment
@@ -35,6 +38,7 @@ from utils.tables import TITLES, markdown_table, markdown_text, mean_and_deviati
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PAGE, RUNS = ROOT / "README.md", ROOT / "docs" / "evidence.md", ROOT / "docs" / "runs.md"
+STATISTICS = ROOT / "docs" / "statistics.md"
 BEGIN, END = "<!-- evidence: python -m scripts.evidence -->", "<!-- end of evidence -->"
 EMPTY_DIR = "no-results"  # a results folder that does not exist: only kept records count
 QUESTIONS = {  # a claim, what a user asks, and the answers if it holds and if the opposite does
@@ -236,7 +240,8 @@ def expected_files() -> dict[Path, str]:
     """Return the files as the records have them."""
     selection = evidence()
     return {README: with_part(README, readme_part(selection)), RUNS: with_part(RUNS, common_commands(selection)),
-            PAGE: page(selection)}  # fmt: skip
+            PAGE: page(selection),
+            STATISTICS: render("statistics_page.md.j2", selection, **page_values(selection))}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -246,6 +251,7 @@ def main(argv: list[str] | None = None) -> int:
             path.write_text(text, encoding="utf-8")
         for name in ("published", "confounds"):
             save(partial(FIGURES[name].draw, evidence()), PAGE.parent, name, ["png"])
+        save(partial(final_statistics, arms_with_statistics(evidence())), PAGE.parent, "final-statistics", ["png"])
     except console.ERRORS as error:
         return console.complain(error)
     return 0

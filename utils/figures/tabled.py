@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from utils.figures.style import COLUMN, PAGE, colour_of, grid_of_axes, ink, labe
 from utils.run.observers import read_log
 from utils.run.training import steps_per_task
 from utils.studies.compare import Paired, records_by_seed
+from utils.studies.final_statistics import FEWEST_SEEDS, KINDS, Arm
 from utils.studies.plans import METHODS, ONLINE, SETTINGS, Experiment, places
 from utils.studies.presets import PAPER
 from utils.studies.results import Column, Result, Table
@@ -182,6 +183,50 @@ def beside_published(tables: dict[str, Table]) -> Drawing | None:
     handles, labels = row[0].get_legend_handles_labels()
     handle_of = dict(zip(labels, handles, strict=True))
     figure.legend(handle_of.values(), handle_of.keys(), loc="outside upper center", ncols=2)
+    return figure
+
+
+def final_statistics(arms: Sequence[Arm]) -> Drawing | None:
+    """Draw what other statistics add to the accuracy with the running ones, a row of panels for every data set.
+
+    Marks are means over seeds, dashes single seeds. Intervals are drawn from as many seeds as a clear difference needs.
+    """
+    if not arms:
+        return None
+    panels: dict[str, dict[str, list[tuple[Arm, str]]]] = {}
+    for arm in arms:
+        for setting in arm.settings:
+            title = f"{arm.method}, {TITLES[setting]}"
+            panels.setdefault(arm.data, {}).setdefault(title, []).append((arm, setting))
+    kinds = {kind: title for kind, title in KINDS.items() if any(arm.accuracy(arm.settings[0], kind) for arm in arms)}
+    figure, grid = grid_of_axes(len(panels), max(map(len, panels.values())), 1.2 + 1.4 * len(panels))
+    handles = {}
+    for row, (data, of_data) in zip(grid, panels.items(), strict=True):
+        for axes, (title, members) in zip(row, of_data.items(), strict=False):
+            for (number, (arm, setting)), (place, kind) in product(enumerate(members), enumerate(kinds)):
+                x, colour = place + 0.8 * ((number + 0.5) / len(members) - 0.5), colour_of(arm.norm)
+                difference = Paired(tuple(arm.change(setting, kind).values()))
+                if difference.interval and difference.n >= FEWEST_SEEDS:
+                    axes.plot([x, x], difference.interval, color=colour, linewidth=1)
+                axes.plot([x] * difference.n, difference.differences, "_", color=colour, markersize=3, alpha=0.6)
+                if difference.n:
+                    face = figure.get_facecolor() if arm.forward == "separate" else colour
+                    [handles[arm.name]] = axes.plot(x, difference.mean, "s" if "κ" in arm.name else "o", color=colour,
+                                                    markersize=3.5, markerfacecolor=face)  # fmt: skip
+            axes.axhline(0, color=ink(), linewidth=0.6)
+            axes.set_title(title)
+            axes.set_xticks(range(len(kinds)), kinds.values(), rotation=90)
+            axes.grid(axis="x", visible=False)
+        counts = sorted(len(arm.records) for members in of_data.values() for arm, _ in members)
+        seeds = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
+        row[0].set_ylabel(data.replace(" in ", "\nin ").replace(", M", "\nM") + f"\nn = {seeds}")
+        for axes in row[len(of_data) :]:
+            axes.set_axis_off()
+    for column in grid.T:
+        for axes in [axes for axes in column if axes.axison][:-1]:
+            axes.tick_params(labelbottom=False)
+    figure.supylabel("points, minus running statistics", fontsize="medium")
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4)
     return figure
 
 

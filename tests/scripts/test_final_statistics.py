@@ -1,0 +1,144 @@
+"""docs/statistics.md: what it says follows from the records, and Theorem 1's weights from the recursion."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from itertools import product, takewhile
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from scripts import evidence
+from tests.scripts.records import finish, result_of
+from utils.figures.style import LIGHT, drawn_in
+from utils.figures.tabled import final_statistics
+from utils.run.training import steps_per_task
+from utils.studies.compare import Paired
+from utils.studies.final_statistics import arms_with_statistics, last_task_weight, page_values, reading, text_of
+from utils.studies.plans import JOINT, SEPARATE, WEIGHTS_ALONE, Experiment
+from utils.studies.presets import NARROW
+from utils.studies.runs import MEASURED, Runs
+from utils.studies.selection import Selection
+from utils.theory import effective_weights, ema, kappa_momentum
+
+
+@pytest.fixture
+def selection(tmp_path):
+    return Selection("fixed", Runs(NARROW, str(tmp_path), measured=tmp_path / "none"), NARROW.seeds)
+
+
+def finish_with(selection, norm: str, seed: int, flags=(), **kinds) -> None:
+    """The record of a run of DER++ on CIFAR-10 with these accuracies by task, in both settings."""
+    run = selection.runs.of(Experiment("derpp", norm, "cifar10", 500, flags), seed)
+    result = result_of([[50.0, None], [50.0, 50.0]]) | {"final_statistics": kinds}
+    data = {"train_sizes": [10000] * 5}
+    finish(run, 50.0, results={"class_il": result, "task_il": result}, data=data)
+
+
+def rows_of(table: str) -> list[list[str]]:
+    lines = takewhile(lambda line: line.startswith("|"), table.splitlines())
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in [*lines][2:]]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_differences_are_paired_within_networks_and_by_seed(selection):
+    for seed, more in ((3, 0.0), (4, 1.0), (5, 2.0), (0, 30.0)):  # 0 is exploratory
+        finish_with(selection, "bn", seed, running=[40.0 + more, 60.0], buffer=[50.0 + more, 60.0 + 2 * more],
+                    train=[40.0, 40.0], last_task=[20.0, 50.0])  # fmt: skip
+        finish_with(selection, "adab2n", seed, running=[60.0 + more, 60.0], buffer=[58.0 + more, 60.0],
+                    train=[50.0, 50.0], last_task=[60.0, 30.0])  # fmt: skip
+    finish_with(selection, "gn", 3, **dict.fromkeys(("running", "buffer", "train", "last_task")))
+    finish(selection.runs.of(Experiment("derpp", "bn", "cifar10", 500, JOINT), 3), 50.0)  # without final statistics
+    page = evidence.render("statistics_page.md.j2", selection, **page_values(selection))
+    gains, recency, arms = (rows_of(part[part.index("\n| ") + 1 :]) for part in page.split("## ")[1:])
+    half = t.ppf(0.975, 2) / 3**0.5  # of values that are 1 apart
+    assert [row[1:4] for row in arms] == [["BN, separate", "3", "50.5 / 50.5"], ["AdaB²N, joint", "3", "60.5 / 60.5"]]
+    assert arms[0][4:8] == [f"+6.0 ± {half:.1f} / +6.0 ± {half:.1f}", "– / –", "-10.5 ± 1.2 / -10.5 ± 1.2", "– / –"]
+    change = f"-7.0 ± {half:.1f}"
+    assert gains == [["DER++, Split CIFAR-10, M = 500", "3", "+10.0 / +10.0", f"+3.0 ± {half:.1f} / +3.0 ± {half:.1f}",
+                      f"{change} / {change}", "–", "–", "–", "–"]]  # fmt: skip
+    assert f"change {change} (n = 3): clear" in page
+    assert [row[:3] for row in recency] == [["DER++, separate", "1", "3"], ["DER++, joint", "1", "3"]]
+    assert [row[5:] for row in recency] == [["-5.0 / -5.0", "-20.0 / -20.0", "+10.0 / +10.0"],
+                                            ["-5.0 / -5.0", "+10.0 / +10.0", "-20.0 / -20.0"]]  # fmt: skip
+    assert "DER++, separate: +0.0, +19.0 ± 2.5, +30.0 (n = 3); DER++, joint: +0.0, -1.0 ± 2.5, -30.0 (n = 3)" in page
+
+
+def test_page_has_every_arm_of_the_records():
+    """Computed from the files alone, without the functions that write the page."""
+    networks: dict[str, list[list[dict]]] = defaultdict(list)
+    for path in MEASURED.glob("*/record.json"):
+        record = json.loads(path.read_text())
+        parts = [part.get("final_statistics") for part in record.get("results", {}).values()]
+        if record["status"] == "finished" and all(parts) and parts[0]["running"]:
+            networks[json.dumps(record["identity"] | {"seed": None})].append(parts)
+    expected = []
+    for of_arm in networks.values():
+        n, numbers = len(of_arm), [len(of_arm)]
+        for kind, setting in product(("running", "buffer", "balanced", "train", "last_task"), range(len(of_arm[0]))):
+            own, others = ([fmean(parts[setting][name]) for parts in of_arm] for name in ("running", kind))
+            changes = [other - mean for other, mean in zip(others, own, strict=True)]
+            is_own = kind == "running"
+            numbers.append(fmean(own if is_own else changes))
+            numbers += [] if is_own or n < 2 else [t.ppf(0.975, n - 1) * stdev(changes) / n**0.5]
+        expected.append(numbers)
+    rows = rows_of(evidence.STATISTICS.read_text(encoding="utf-8").split("not measured.\n\n")[1])
+    on_page = [[float(number) for cell in (*row[2:7], row[8]) for number in re.findall(r"[-+]?[\d.]+", cell)]
+               for row in rows]  # fmt: skip
+    assert len(on_page) == len(expected) > 30
+    for numbers in expected:
+        assert any(row == pytest.approx(numbers, abs=0.0501) for row in on_page), numbers
+
+
+@pytest.mark.parametrize(("values", "text", "word"), [
+    ((1.0, 2.0), "+1.5 ± 6.4 (n = 2)", "too few"), ((1.0,), "+1.0 (n = 1)", "too few"), ((), "–", "too few"),
+    ((1.0, 1.1, 1.2), "+1.1 ± 0.2", "clear"), ((-1.0, 0.5, 1.0), "+0.2 ± 2.6", "unclear"),
+])  # fmt: skip
+def test_a_difference_of_few_seeds_is_never_clear(values, text, word):
+    assert text_of(Paired(values), 3) == text
+    assert reading(Paired(values)).startswith(word)
+
+
+def test_figure_shows_the_changes(selection):
+    with drawn_in(LIGHT):
+        assert final_statistics(arms_with_statistics(selection)) is None
+        finish_with(selection, "bn", 3, running=[40.0, 60.0], buffer=[50.0, 60.0], train=[40.0, 40.0])
+        left, right = final_statistics(arms_with_statistics(selection)).axes
+    assert [axes.get_title() for axes in (left, right)] == ["DER++, Class-IL", "DER++, Task-IL"]
+    assert [line.get_ydata()[0] for line in left.lines if line.get_marker() == "o"] == [5.0, -10.0]
+    assert [label.get_text() for label in left.get_xticklabels()] == ["buffer", "training"]
+
+
+# --- Theorem 1 --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "norm", "flags", "draws"),
+    [
+        ("er_ace", "bn", SEPARATE, 1),
+        ("derpp", "bn", SEPARATE, 2),
+        ("derpp", "bn", JOINT, 2),
+        ("derpp", "adab2n", SEPARATE, 2),
+        ("er_ace", "adab2n", (*JOINT, *WEIGHTS_ALONE), 1),
+    ],
+)
+def test_weight_of_the_last_task_is_that_of_the_recursion(selection, model, norm, flags, draws):
+    config = selection.runs.of(Experiment(model, norm, "cifar10", 500, flags), 3).config
+    sizes = [30, 50, 40]  # 3, 5 and 4 steps
+    lengths = [steps_per_task(config, size) for size in sizes]
+    shares = []
+    for task, length in enumerate(lengths):
+        now, before = np.eye(3)[task], np.r_[np.full(task, 1 / max(task, 1)), np.zeros(3 - task)]
+        passes = [now, *[before if task else now] * draws]
+        shares += [np.mean(passes, axis=0)] * length if JOINT[0] in flags else passes * length
+    steps = len(shares)
+    etas = ema(steps) if norm == "bn" else kappa_momentum(steps, config.kappa)
+    weights = effective_weights(etas, np.array(shares))[-1]
+    record = {"config": config.values(), "data": {"train_sizes": sizes}}
+    assert last_task_weight(record) == pytest.approx(weights[-1] / weights.sum())

@@ -18,7 +18,7 @@ from utils.figures.style import LIGHT, drawn_in
 from utils.figures.tabled import final_statistics
 from utils.run.training import steps_per_task
 from utils.studies.compare import Paired
-from utils.studies.final_statistics import arms_with_statistics, last_task_weight, page_values, reading, text_of
+from utils.studies.final_statistics import arms_with_statistics, cost, last_task_weight, page_values, reading, text_of
 from utils.studies.plans import JOINT, SEPARATE, WEIGHTS_ALONE, Experiment
 from utils.studies.presets import NARROW
 from utils.studies.runs import MEASURED, Runs
@@ -103,6 +103,14 @@ def test_page_has_every_arm_of_the_records():
 def test_a_difference_of_few_seeds_is_never_clear(values, text, word):
     assert text_of(Paired(values), 3) == text
     assert reading(Paired(values)).startswith(word)
+
+
+@pytest.mark.parametrize(("values", "group", "text"), [
+    ((-1.0, -1.1), -1.0, "too few"), ((-1.0, -1.1, -1.2), 0.0, "clear"), ((1.0, 1.1, 1.2), -1.0, "no clear cost over"),
+    ((-1.0, 0.5, 1.0), 0.0, "no clear cost, so"),
+])  # fmt: skip
+def test_a_cost_of_recency_is_denied_only_if_no_group_has_one(values, group, text):
+    assert cost(Paired(values), [Paired((group, group + 0.1, group - 0.1))]).startswith(text)
 
 
 def test_figure_shows_the_changes(selection):

@@ -11,10 +11,10 @@ from typing import Any
 
 from utils.config.loop_options import GROUPS
 from utils.config.options import ByFidelity, Option, Rule, SameAs, flag
-from utils.config.registry import Entry
+from utils.config.registry import OBSERVERS, Entry
 from utils.config.resolve import SELECTORS
-from utils.studies.study import KEYS, KINDS, KNOWN_METRICS
-from utils.tables import METRICS
+from utils.studies.study import KEYS, KINDS, known_metrics
+from utils.tables import metric_titles
 
 MEASURED = Path(__file__).resolve().parent.parent / "results" / "measured"
 
@@ -39,8 +39,7 @@ RECORD_FIELDS = {
     "results.*.matrix": "Accuracy in percent: entry [i][j] is that on task j after task i. Null: not evaluated.",
     "results.*.untrained": "Accuracy on every task before training.",
     "results.*.metrics": "The numbers that the run prints.",
-    "results.*.metrics.min_acc": "Mean over all tasks but the last of the lowest accuracy after the end of the task.",
-    **{f"results.*.metrics.{name}": f"{title[0].upper()}{title[1:]}." for name, title in METRICS.items()},
+    **{f"results.*.metrics.{name}": f"{title[0].upper()}{title[1:]}." for name, title in metric_titles().items()},
     "results.*.per_class": "Final accuracy of every class. Not in `task_il`.",
     "results.*.confusion": "Test images by class (rows) and predicted class (columns), at the end. Not in `task_il`.",
     "results.*.final_statistics": "With `--final_statistics`: accuracies with other normalization statistics.",
@@ -98,7 +97,7 @@ def write_pages(folder: Path) -> None:
 
 def flags_page() -> Iterator[str]:
     yield "# Flags by owner"
-    yield "\nA flag belongs to every run, or to the model, norm, data set or backbone that declares it."
+    yield "\nA flag belongs to every run, or to the part of a run, such as its model or norm, that declares it."
     yield "A flag that the chosen parts do not use is refused."
     yield "[The flags that matter](../../flags.md) explains the most used ones.\n"
     yield "`python main.py --model NAME --norm NAME --dataset NAME --dry_run` prints the defaults of a run.\n"
@@ -106,8 +105,8 @@ def flags_page() -> Iterator[str]:
     for title, options in GROUPS.items():
         yield f"### {title[0].upper()}{title[1:]}\n"
         yield from option_table(options)
-    for selector, registry in SELECTORS.items():
-        yield f"## Flags of a {registry.kind}: `--{selector}`\n"
+    for selector, registry in (SELECTORS | {"probe": OBSERVERS}).items():
+        yield f"## Flags of {registry.kind}s: `--{selector}`\n"
         for _, entry in sorted(registry.entries().items()):
             yield f"### `{entry.name}`\n\n{with_code(sentence(entry.help))}\n"
             yield from option_table(entry.options)
@@ -207,7 +206,7 @@ def study_page() -> Iterator[str]:
     yield from table(
         ["key", "type", "meaning"], [[f"`{key}`", KINDS[kind], STUDY_KEYS[key]] for key, kind in KEYS.items()]
     )
-    yield "Metrics: " + ", ".join(f"`{name}`" for name in KNOWN_METRICS) + "."
+    yield "Metrics: " + ", ".join(f"`{name}`" for name in known_metrics()) + "."
 
 
 def table(head: list[str], rows: Iterable[list[str]]) -> Iterator[str]:

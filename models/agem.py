@@ -63,7 +63,7 @@ class AgemReservoir(Method):
 
 @MODELS.register("agem", help="averaged gradient episodic memory, with samples of past tasks", numerics_version=1)
 class Agem(AgemReservoir):
-    unused_options = (*AgemReservoir.unused_options, "buffer_mode", "ring_quota")
+    unused_options = (*AgemReservoir.unused_options, "buffer_mode")
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -71,7 +71,7 @@ class Agem(AgemReservoir):
 
     @classmethod
     def buffer_policy(cls, config: Config, spec: StreamSpec) -> Ring:
-        return Ring(config.buffer_size, spec.n_tasks, "task")
+        return Ring(config.buffer_size, spec, ring_quota="task")
 
     def remember(self, batch: Batch, outputs: dict[str, Output], index: StepIndex) -> None:
         """Store nothing: samples are chosen at the end of a task."""

@@ -69,7 +69,7 @@ class Gdumb(Method):
 
     @classmethod
     def buffer_policy(cls, config: Config, spec: StreamSpec) -> GreedyBalance:
-        return GreedyBalance(config.buffer_size, spec.n_classes)
+        return GreedyBalance(config.buffer_size, spec)
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -72,7 +72,7 @@ class Icarl(Method):
         if config.buffer_size < spec.n_classes:
             wanted = f"one exemplar for each of {spec.n_classes} classes"
             raise UsageError(f"--buffer_size {config.buffer_size} is less than {wanted}")
-        return MethodManaged(config.buffer_size)
+        return MethodManaged(config.buffer_size, spec)
 
     @classmethod
     def epoch_sizes(cls, config: Config, spec: StreamSpec, train_sizes: Sequence[int]) -> list[int]:

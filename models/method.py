@@ -31,7 +31,7 @@ from torch import nn
 from models.replay import BatchAssembler
 from models.step_runner import StepRunner
 from utils.data.augment import Augment
-from utils.data.buffer import Buffer, build_policy
+from utils.data.buffer import Buffer, Policy, build_policy
 from utils.data.random import generator
 from utils.data.stream import Stream, StreamSpec
 from utils.step import CURRENT, Batch, Output, Step, StepIndex
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 # Options without effect for methods that draw nothing from the buffer in a step and fill it in their own way.
 DRAW_OPTIONS = ("minibatch_size", "current_share", "balance_replay", "replay_iters", "replay_forward")
-BUFFER_OPTIONS = (*DRAW_OPTIONS, "buffer_mode", "ring_quota")
+BUFFER_OPTIONS = (*DRAW_OPTIONS, "buffer_mode")
 
 
 class Method:
@@ -144,7 +144,7 @@ class Method:
         """Offer the stream's batch to the buffer, after the optimizer's step."""
         if self.buffer is None:
             return
-        if self.stores_logits:
+        if self.stores_logits or CURRENT in outputs:  # a policy may use logits that are not stored
             batch = replace(batch, logits=outputs[CURRENT].logits.detach())
         self.buffer.add(batch, generator(self.config.seed, "buffer", index.step))
 
@@ -206,8 +206,8 @@ class Method:
         return train_sizes
 
     @classmethod
-    def buffer_policy(cls, config: Config, spec: StreamSpec) -> Any:
-        """Return the policy that assigns buffer slots to samples."""
+    def buffer_policy(cls, config: Config, spec: StreamSpec) -> Policy:
+        """Return the policy of the buffer."""
         return build_policy(config, spec)
 
     @classmethod

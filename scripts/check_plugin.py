@@ -1,4 +1,4 @@
-"""Check norms, methods, data sets and backbones of your own, with short runs on the digits.
+"""Check norms, methods, data sets, backbones, buffers and observers of your own, with short runs on the digits.
 
 python -m scripts.check_plugin mine                 every part of a folder or module
 python -m scripts.check_plugin mine --model lwf     one of them
@@ -29,10 +29,11 @@ from typing import Any
 from utils import console
 from utils.cli import Parser
 from utils.config.plugins import given_plugins, load_plugins
-from utils.config.registry import FAILED_FILES
+from utils.config.registry import FAILED_FILES, OBSERVERS
 from utils.config.resolve import SELECTORS
 from utils.errors import UsageError
 
+PARTS = SELECTORS | {"probe": OBSERVERS}
 RUN = {"model": "er", "norm": "bn", "dataset": "seq-digits"}
 FLAGS = ("--batch_size", "40", "--checkpoint_every", "2", "--num_threads", "1", "--device", "cpu", "--non_verbose")
 ON_DIGITS = ("--num_filters", "4")
@@ -56,7 +57,7 @@ class Job:
 
 @dataclass
 class Part:
-    """A norm, method, data set or backbone, and the folders of its runs."""
+    """A part of a run, and the folders of its runs."""
 
     selector: str
     name: str
@@ -73,17 +74,17 @@ class Part:
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m scripts.check_plugin", description=__doc__)
     parser.add_argument("plugins", nargs="*", help="folders or modules, as --plugins takes them")
-    for selector in SELECTORS:
+    for selector in PARTS:
         parser.add_argument(f"--{selector}", nargs="+", metavar="NAME", default=[])
     parser.add_argument("--flags", nargs=REMAINDER, default=[], help="all that follows are further flags of every run")
     try:
         arguments = parser.parse_args(argv)
         plugins = given_plugins(["--plugins", *arguments.plugins])
-        before = {selector: set(registry.entries()) for selector, registry in SELECTORS.items()}
+        before = {selector: set(registry.entries()) for selector, registry in PARTS.items()}
         load_plugins(plugins)
-        names = {selector: getattr(arguments, selector) for selector in SELECTORS}
+        names = {selector: getattr(arguments, selector) for selector in PARTS}
         if not any(names.values()):
-            names = {selector: sorted(set(SELECTORS[selector].entries()) - before[selector]) for selector in SELECTORS}
+            names = {name: sorted(set(registry.entries()) - before[name]) for name, registry in PARTS.items()}
         with tempfile.TemporaryDirectory() as folder:
             parts = [
                 build_part(selector, name, plugins, arguments.flags, Path(folder))
@@ -99,17 +100,17 @@ def main(argv: list[str] | None = None) -> int:
     for reason in FAILED_FILES.values():
         print(f"FAILED {reason}")
     if not parts and not FAILED_FILES:
-        console.print_error("no norm, method, data set or backbone to check; name a folder, --model or --norm")
+        console.print_error("nothing to check; name a folder, --model or --norm")
         return 2
     return int(bool(FAILED_FILES) or any(part.problems for part in parts))
 
 
 def build_part(selector: str, name: str, plugins: list[str], flags: list[str], folder: Path) -> Part:
-    entry = SELECTORS[selector].get(name)
+    entry = PARTS[selector].get(name)
     run = RUN | {selector: name}
     words = [word for flag, value in run.items() for word in (f"--{flag}", value)]
     words += FLAGS if selector != "dataset" else (*FLAGS, "--debug_mode")  # it may be large
-    words += ON_DIGITS if selector in ("model", "norm") else ()
+    words += ON_DIGITS if selector not in ("dataset", "backbone") else ()
     compiles = selector == "model" and entry.build.compiles
     loading = ["--plugins", *plugins] if plugins else []
     return Part(selector, name, [*words, *flags], loading, folder / f"{selector}-{name}", compiles)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from utils import console
 from utils.cli import Parser
+from utils.config.plugins import given_plugins, load_plugins
 from utils.config.registry import close_matches
 from utils.errors import UsageError
 from utils.tables import TITLES, aligned
@@ -28,9 +29,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--csv", metavar="FILE", help="write the runs, with the chosen or all columns")
     parser.add_argument("--parquet", metavar="FILE", help="the same as Parquet; needs pyarrow")
     parser.add_argument("--failed", action="store_true", help="include failed runs")
+    parser.add_argument("--plugins", nargs="+", default=[], help="folders or modules with metrics of your own")
     parser.add_argument("--results_path", default="results", help="folder of runs (default: %(default)s)")
     try:
         arguments = parser.parse_args(argv)
+        load_plugins(given_plugins(["--plugins", *arguments.plugins]))
         from utils.results import identities, load
         from utils.run.identity import hash_meanings
 

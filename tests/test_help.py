@@ -23,7 +23,7 @@ def test_help_has_every_group_and_flag():
     titles, _, options = zip(*all_options(), strict=True)
     assert all(option.help[0].isupper() and option.help.endswith(".") for option in options)
     assert {"what to run", *titles} <= set(re.findall(r"^(\S.*):$", finished.stdout, flags=re.MULTILINE))
-    selectors = {"--model", "--norm", "--dataset", "--backbone", "--list", "--config", "--seeds"}
+    selectors = {"--list", "--config", "--seeds", *(f"--{name}" for name in SELECTORS)}
     assert selectors | {f"--{option.name}" for option in options} == flags_in(finished.stdout)
     assert "(official: auto, paper: joint)" in " ".join(finished.stdout.split())
 

@@ -61,7 +61,7 @@ def test_record_holds_both_matrices_up_to_the_next_task(whole):
 
 def test_metrics_of_the_record_are_those_of_its_matrices(whole):
     for result in whole[1].record["results"].values():
-        assert result["metrics"] == metrics.summary(result["matrix"], result["untrained"])
+        assert result["metrics"] == metrics.summary(metrics.measured(result["matrix"], result["untrained"]))
         assert result["metrics"]["faa"] == pytest.approx(np.mean(result["matrix"][4]))
 
 

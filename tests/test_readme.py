@@ -1,4 +1,4 @@
-"""The guide's examples of a norm, a method, data sets and a backbone of one's own run as they stand."""
+"""The guide's examples of plug-ins run as they stand."""
 
 import os
 import re
@@ -12,6 +12,7 @@ from tests.readme import ADDED, GUIDE, ROOT, commands, examples
 from utils.config.registry import MODELS, NORMS
 
 EXAMPLES = ["--norm rms", "--model lwf", "--dataset seq-stripes", "--dataset rot-digits", "--backbone convnet"]
+EXAMPLES += ["--buffer_mode hard_samples", "--dataset seq-digits --eval_every 20", "--probe grad_norm"]
 
 
 @pytest.fixture(scope="module")

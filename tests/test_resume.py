@@ -32,12 +32,16 @@ def straight(tmp_path_factory):
 
 
 RING = ["--buffer_mode", "ring", "--buffer_size", "30"]
+BALANCED = ["--buffer_mode", "class_balanced", "--buffer_size", "33"]
 OFFLINE = ["--scenario", "offline", "--n_epochs", "2", "--lr_milestones", "1", "--optim_mom", "0.9", "--lr", "0.005"]
 # Every method is stopped in tests/models/test_contract.py; here is what they do not differ in.
 PERCEPTRON = [
     ("er", "adab2n", ["--optimizer", "adam", "--lr", "0.01"]),
     ("er_ace", "bn", RING),
     ("derpp", "adab2n", RING),
+    ("er", "bn", BALANCED),
+    ("er_ace", "adab2n", BALANCED),
+    ("derpp", "bn", [*BALANCED, "--balance_replay"]),
     ("derpp", "adab2n", ["--optimizer", "adamw", "--lr", "0.01", "--optim_wd", "0.1", "--n_iters", "11"]),
     ("icarl", "adab2n", ["--optim_mom", "0.9", "--nesterov", "--drop_last", "--n_iters", "9"]),
     ("sgd", "adab2n", ["--drop_last", "--stop_after", "3"]),

@@ -10,6 +10,7 @@ from operator import add
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 CURRENT = "current"  # the name of the stream's batch among those of a step
 
@@ -24,10 +25,17 @@ class Batch:
     labels_host: np.ndarray
     tasks_host: np.ndarray
     inputs: torch.Tensor | None = None  #: augmented and normalized images, in the batches of a step
-    logits: torch.Tensor | None = None  #: the network's logits when the samples were stored
+    logits: torch.Tensor | None = None  #: the network's logits when the samples were stored, or are offered to be
 
     def __len__(self) -> int:
         return len(self.labels_host)
+
+    @property
+    def losses(self) -> torch.Tensor:
+        """The (N,) cross-entropies of the logits, computed when asked for; ValueError if there are no logits."""
+        if self.logits is None:
+            raise ValueError("a batch without logits has no losses; add it to the buffer with its logits")
+        return F.cross_entropy(self.logits.float(), self.labels, reduction="none")
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,21 @@ from typing import Any
 
 import tabulate
 
+from utils.config.registry import METRICS
+
 TITLES = {"class_il": "Class-IL", "task_il": "Task-IL", "domain_il": "Domain-IL"}
-METRICS = {
-    "faa": "final average accuracy (FAA)",
-    "caa": "average over the run (CAA)",
-    "aaa": "average anytime accuracy (AAA)",
-    "prequential": "prequential accuracy",
-    "wc_acc": "worst-case accuracy (WC-ACC)",
-    "learning_accuracy": "learning accuracy",
-    "ncm": "nearest class mean (NCM)",
-    "linear_probe": "linear probe",
-    "forgetting": "forgetting",
-    "forgetting_as_published": "forgetting, as in the paper's table",
-    "bwt": "backward transfer (BWT)",
-    "fwt": "forward transfer (FWT)",
-}
+# Measured by the loop, not computed from accuracies: with --embedding_eval, and without known task boundaries.
+EMBEDDING_METRICS = {"ncm": "nearest class mean (NCM)", "linear_probe": "linear probe"}
+MEASURED_METRICS = {"prequential": "prequential accuracy"} | EMBEDDING_METRICS
+# In tables; the others follow.
+FIRST_METRICS = ("faa", "caa", "aaa", "prequential", "wc_acc", "learning_accuracy", *EMBEDDING_METRICS)
 FWT_NOTE = "FWT in Class-IL says little: a class that is still to come is hardly ever predicted."
+
+
+def metric_titles() -> dict[str, str]:
+    """Return the titles of all metrics by name, in the order of tables."""
+    titles = {entry.name: entry.help or entry.name for entry in METRICS.entries().values()} | MEASURED_METRICS
+    return {name: titles[name] for name in (*FIRST_METRICS, *titles)}
 
 
 def aligned(rows: list[list[str]], others: str = "right") -> str:
@@ -91,7 +90,7 @@ def accuracy_table(setting: str, matrix: list[list[float | None]], options: dict
 def metrics_table(metrics: dict[str, dict[str, Any]], title: str, text: Callable[[Any], str] = percent) -> str:
     """Return one row per metric and one column per setting; `text` formats a value."""
     rows = [[title, *(TITLES[setting] for setting in metrics)]]
-    for name, label in METRICS.items():
+    for name, label in metric_titles().items():
         if any(values.get(name) is not None for values in metrics.values()):
             rows.append([label, *(text(values[name]) for values in metrics.values())])
     return aligned(rows)
@@ -114,7 +113,7 @@ def run_report(record: dict[str, Any]) -> str:
 def report_over_seeds(records: list[dict[str, Any]], n_seeds: int) -> str:
     """Return mean and standard deviation (n - 1) of every metric."""
     metrics = [{setting: result["metrics"] for setting, result in record["results"].items()} for record in records]
-    values = {setting: {name: [of_run[setting][name] for of_run in metrics] for name in names}
+    values = {setting: {name: [of_run[setting].get(name) for of_run in metrics] for name in names}
               for setting, names in metrics[0].items()}  # fmt: skip
     count = str(len(records)) if len(records) == n_seeds else f"{len(records)} of {n_seeds}"
     title = f"mean ± std over {count} seed{'s' if n_seeds > 1 else ''}, %"

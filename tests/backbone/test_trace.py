@@ -11,9 +11,7 @@ import torch
 
 from backbone.norms import norm_factory
 from tests.helpers import NORM_IMPLS, assert_close
-from utils.config.registry import NORMS
 from utils.config.resolve import resolve
-from utils.run.build import option_values
 
 EPS = 1e-5
 STEP = 1e-30
@@ -213,7 +211,7 @@ def options_of(name: str) -> dict:
     if name not in ("official", "paper"):
         return SETTINGS[name]
     config = resolve({"model": "er", "norm": "adab2n", "dataset": "seq-digits", "fidelity": name, **COMMON})
-    return option_values(NORMS.get("adab2n"), config)
+    return config.options_of("norm")
 
 
 def assert_equal(actual, expected) -> None:

@@ -132,7 +132,7 @@ def of_pixels(pixels, labels, sizes, capacity: int) -> tuple[Icarl, TensorStream
     data = make_batch(images, np.array(labels))
     stream = TensorStream(spec, data, data, ranges(sizes), ranges(sizes), seed=0, batch_size=4)
     augment = Augment(spec, 0, CPU, torch.float64)
-    buffer = Buffer(capacity, MethodManaged(capacity), spec, CPU)
+    buffer = Buffer(capacity, MethodManaged(capacity, spec), spec, CPU)
     return Icarl(Pixels(), SimpleNamespace(), spec, augment, buffer, lambda _: Pixels()), stream
 
 

@@ -76,7 +76,7 @@ class Everything(Method):
 
     @classmethod
     def buffer_policy(cls, config, spec):
-        return MethodManaged(config.buffer_size)
+        return MethodManaged(config.buffer_size, spec)
 
     def parameters(self):
         return [self.own]

@@ -6,7 +6,7 @@ from utils.files import write_json
 from utils.run.build import ABSENT, StreamBuilder
 from utils.run.code_digest import code_digests
 from utils.run.identity import run_identity
-from utils.run.metrics import summary
+from utils.run.metrics import measured, summary
 from utils.run.records import commit, plain, seal_of
 from utils.studies.presets import PAPER
 from utils.studies.runs import Run, Runs
@@ -27,7 +27,7 @@ def run_of(folder, model="er", norm="bn", dataset="seq-digits", **options) -> Ru
 
 def result_of(matrix: list) -> dict:
     """A setting's part of a record."""
-    return {"matrix": matrix, "untrained": [0.0] * len(matrix), "metrics": summary(matrix, None)}
+    return {"matrix": matrix, "untrained": [0.0] * len(matrix), "metrics": summary(measured(matrix, None))}
 
 
 def two_tasks(faa: float) -> dict:

@@ -51,10 +51,9 @@ def test_columns_of_different_runs(tmp_path):
     frame = load(tmp_path)
     names = list(frame)
     assert names[:6] == ["run", "status", "date", "commit", "model", "norm"]
-    assert names[-14:] == [
-        *("class_il_faa", "class_il_bwt", "domain_il_faa", "domain_il_bwt", "task_il_faa", "task_il_bwt"),
-        *("steps", "seconds", "wall_seconds", "steps_per_second", "device", "torch", "num_threads", "folder"),
-    ]
+    measured = ["steps", "seconds", "wall_seconds", "steps_per_second", "device", "torch", "num_threads", "folder"]
+    assert names[-len(measured) :] == measured
+    assert [name for name in names if name.endswith("_faa")] == ["class_il_faa", "domain_il_faa", "task_il_faa"]
     frame = frame.set_index("model")
     assert frame["class_il_faa"].dtype == frame["task_il_faa"].dtype == "float64"
     assert frame["buffer_size"].dtype == "Int64"

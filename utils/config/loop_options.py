@@ -22,7 +22,7 @@ from utils.config.options import (
     subset,
 )
 from utils.config.plugins import PLUGINS_VARIABLE
-from utils.config.registry import MODELS, NORMS, RESERVED_OPTIONS
+from utils.config.registry import MODELS, NORMS, OBSERVERS, RESERVED_OPTIONS
 from utils.errors import UsageError
 
 # Options that no longer exist. In an old configuration file or record they are ignored with a note.
@@ -72,6 +72,11 @@ def seeds(text: str) -> tuple[int, ...]:
     raise invalid(f"different integers up to {LARGEST_SEED} such as 0-4 or 0,1,2", text)
 
 
+def observers(text: str) -> tuple[str, ...]:
+    """Parse names of observers separated by commas, or `none`."""
+    return subset(*OBSERVERS.names())(text)
+
+
 # --- checks between options -------------------------------------------------------------------------------------------
 
 
@@ -110,8 +115,8 @@ def check_training(config: dict[str, Any], explicit: dict[str, Any]) -> None:
         raise UsageError(f"--compile has no effect with --model {model.name}; remove it")
     if config["batch_size"] == 1:
         raise UsageError("--compile needs batches of at least 2 images; remove it or set --batch_size")
-    if config["probe"]:
-        raise UsageError("--probe observes single layers, which --compile merges; give one of the two")
+    if hooked := [name for name in config["probe"] if OBSERVERS.get(name).build.needs_hooks]:
+        raise UsageError(f"--probe {hooked[0]} observes single layers, which --compile merges; give one of the two")
 
 
 def check_boundary(config: dict[str, Any], explicit: dict[str, Any]) -> None:
@@ -144,10 +149,6 @@ def check_buffer(config: dict[str, Any], explicit: dict[str, Any]) -> None:
         if "minibatch_size" in explicit:
             raise UsageError("--minibatch_size and --current_share contradict each other; give one")
         config["minibatch_size"] = None
-    if config.get("buffer_mode") == "reservoir":
-        if "ring_quota" in explicit:
-            raise UsageError("--ring_quota needs --buffer_mode ring")
-        config["ring_quota"] = None  # so that --fidelity, which sets it, does not rename runs with a reservoir
     if config.get("replay_forward") == "auto":
         config["replay_forward"] = default_replay_forward(config["model"], config["norm"])
 
@@ -218,8 +219,6 @@ BUFFER = (
     added_option("current_share", share, "Current batch's share of a step: 1/5, 0.2 or 1/T for T tasks; 1: no replay."),
     added_option("balance_replay", flag, "Replay batches hold equally many samples of each task."),
     added_option("replay_iters", integer(1, 1000), "Optimizer steps per batch of the stream.", 1),
-    Option("buffer_mode", choice("reservoir", "ring"), "How the buffer selects samples.", default="reservoir"),
-    Option("ring_quota", choice("task", "class"), "What shares a ring buffer's slots.", ByFidelity("task", "class")),
     Option(
         "replay_forward",
         choice("auto", "joint", "separate"),
@@ -233,7 +232,7 @@ OUTPUT = (
     FreeOption("checkpoint_every", interval, "Time (5m) or steps between checkpoints.", default=Interval(seconds=300)),
     FreeOption("save_model", flag, "Write the final network and the buffer as model.safetensors."),
     FreeOption("log_every", integer(1, 10**6), "Steps between two lines of the log.", default=50),
-    FreeOption("probe", subset("stability", "statistics", "weights"), "What to record of norm layers each step.", ()),
+    FreeOption("probe", observers, "Observers of every step, separated by commas; --list observers names them.", ()),
     FreeOption("final_statistics", flag, "At the end, also evaluate with statistics of buffer, data and last task."),
     FreeOption("late_evaluations", integer(0, 1000), "Report the mean of this many evaluations near the end.", 0),
     FreeOption("non_verbose", flag, "Show no progress on standard error."),

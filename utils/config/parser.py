@@ -18,7 +18,7 @@ from utils.config import loop_options
 from utils.config.mammoth import ADVICE
 from utils.config.options import ByFidelity, Option, SameAs, content_file, flag
 from utils.config.plugins import early_arguments, given_plugins, load_plugins
-from utils.config.registry import DATASETS, Entry, close_matches
+from utils.config.registry import DATASETS, REGISTRIES, Entry, close_matches
 from utils.config.resolve import (
     SELECTORS,
     Config,
@@ -228,7 +228,7 @@ def help_text(argv: Sequence[str]) -> str:
         return build_parser(parts, only=bool(parts)).format_help()
     entries = chosen_entries(early)
     parser = build_parser(entries, only=True, defaults=_default_texts(entries, early.get("scenario", "online")))
-    command = " ".join(f"--{selector} {entry.name}" for selector, entry in entries.items())
+    command = " ".join(f"--{name} {entry.name}" for name, entry in entries.items() if name in SELECTORS)
     more = "" if "dataset" in entries else " Add --dataset NAME for its flags and defaults."
     parser.description = f"All flags of a run with {command}, and their defaults.{more}"
     return parser.format_help()
@@ -258,10 +258,10 @@ def _default_texts(entries: dict[str, Entry], scenario: str) -> dict[str, str]:
 
 
 def listing(sections: Sequence[str]) -> str:
-    """Return the names and help lines of `--list [models|norms|datasets|backbones|switches]`."""
+    """Return the names and help lines of `--list [models|norms|...|switches]`."""
     tables = {
-        f"{name}s": [[entry.name, entry.help] for _, entry in sorted(registry.entries().items())]
-        for name, registry in SELECTORS.items()
+        f"{registry.kind}s": [[entry.name, entry.help] for _, entry in sorted(registry.entries().items())]
+        for registry in REGISTRIES
     }
     tables["switches"] = [["flag", "official", "paper", "of", "meaning"], *switches()]
     if unknown := [section for section in sections if section not in tables]:
@@ -334,7 +334,8 @@ def _add_selectors(group: argparse._ArgumentGroup) -> None:
         add(f"--{name}", metavar="NAME", help=", ".join(registry.names()).replace("%", "%%"))
     add("--seeds", type=loop_options.seeds, help="Run these seeds one after the other, such as 0-4 or 0,1,2.")
     add("--config", metavar="FILE", help="Read flags from a TOML file (lr = 0.1), or from a run's record.json.")
-    add("--list", nargs="*", metavar="WHAT", help="List models, norms, datasets, backbones, switches.")
+    kinds = ", ".join(f"{registry.kind}s" for registry in REGISTRIES)
+    add("--list", nargs="*", metavar="WHAT", help=f"List {kinds} or switches; without a word, all of them.")
 
 
 def _add_option(

@@ -1,4 +1,4 @@
-"""`--plugins FOLDER_OR_MODULE`: norms, methods, data sets and backbones that live outside the checkout.
+"""`--plugins FOLDER_OR_MODULE`: norms, methods and other parts that live outside the checkout.
 
 Every file of a folder is imported as a module of a package named after the folder, so that the files may import each
 other with `from . import`. A module is imported by its name. Both register their parts as the project's own files do.
@@ -27,8 +27,9 @@ def early_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Return what must be known before the parser is built, since plug-ins have flags too."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--plugins", nargs="*", action="extend", default=[])
-    for name in ("config", "model", "norm", "dataset", "backbone", "scenario"):
+    for name in ("config", "model", "norm", "dataset", "backbone", "buffer_mode", "probe", "scenario"):
         parser.add_argument(f"--{name}", nargs="?")
+    parser.add_argument("--buffer-mode", dest="buffer_mode", nargs="?")
     return parser.parse_known_args(argv)[0]
 
 

@@ -17,7 +17,8 @@ Build = TypeVar("Build", bound=Callable[..., Any])
 
 # Names of options that the loop uses, and the kind of part that may have them; `loop_options` adds its own.
 RESERVED_OPTIONS = {"n_tasks": "dataset", "validation": "dataset", "base_path": "dataset", "norm_impl": "norm"}
-RESERVED_OPTIONS |= dict.fromkeys(("model", "norm", "dataset", "backbone", "seeds", "config", "list", "help"), "loop")
+_SELECTORS = ("model", "norm", "dataset", "backbone", "buffer_mode")
+RESERVED_OPTIONS |= dict.fromkeys((*_SELECTORS, "seeds", "config", "list", "help"), "loop")
 FAILED_FILES: dict[str, str] = {}  # plug-in files that could not be imported, and why
 
 
@@ -39,15 +40,25 @@ class Entry:
 
 
 class Registry:
-    """The parts of one kind, which the modules of a package register.
+    """The parts of one kind, which the modules of a package, or one module, register.
 
     `traits` are further keywords of a registration; `base` is the class that parts derive from, with an attribute that
-    only this class has. A new `numerics_version`, for a fix that changes results, renames the runs of this part only.
+    only this class has. A new `numerics_version`, for a fix that changes results, renames the runs of this part only;
+    `hashed` are constants of the identity, for options that the part no longer has. Parts that do not `change_numbers`
+    are no part of the identity, and neither are their options.
     """
 
-    def __init__(self, kind: str, package: str, traits: tuple[str, ...] = (), base: tuple[str, str] | None = None):
-        self.kind, self.package = kind, package
-        self.traits = (*traits, "numerics_version")
+    def __init__(
+        self,
+        kind: str,
+        package: str,
+        traits: tuple[str, ...] = (),
+        base: tuple[str, str] | None = None,
+        *,
+        change_numbers: bool = True,
+    ):
+        self.kind, self.package, self.change_numbers = kind, package, change_numbers
+        self.traits = (*traits, "hashed", "numerics_version") if change_numbers else traits
         self.base = base
         self._entries: dict[str, Entry] = {}
         self._loaded = False
@@ -82,6 +93,10 @@ class Registry:
             raise ValueError(f"{self.kind} {name!r}: a name has letters, digits and _.+- only")
         if not (isinstance(options, tuple) and isinstance(rules, tuple)):
             raise TypeError(f"{self.kind} {name!r}: options and rules must be tuples, such as (option,)")
+        if not self.change_numbers:
+            if rules or (options and self.kind == "metric"):
+                raise TypeError(f"{self.kind} {name!r} must have no {'rules' if rules else 'options'}; remove them")
+            options = tuple(replace(option, changes_numbers=False) for option in options)
         known = ["help", "options", "rules", *self.traits]
         if unknown := [keyword for keyword in traits if keyword not in known]:
             raise TypeError(f"{self.kind} {name!r}: unknown keyword {unknown[0]!r}{close_matches(unknown[0], known)}")
@@ -125,7 +140,7 @@ class Registry:
     def entries(self) -> dict[str, Entry]:
         if not self._loaded:
             package = importlib.import_module(self.package)
-            for module in pkgutil.iter_modules(package.__path__):
+            for module in pkgutil.iter_modules(getattr(package, "__path__", [])):
                 importlib.import_module(f"{self.package}.{module.name}")
             self._loaded = True
         return self._entries
@@ -152,10 +167,14 @@ def close_matches(name: str, known: Iterable[str]) -> str:
 
 MODELS = Registry("model", "models", base=("models.method.Method", "unused_options"))
 DATASETS = Registry("dataset", "datasets", traits=("backbone",))  # the default backbone
-# hashed: constants of the identity, for options that no longer exist.
-BACKBONES = Registry("backbone", "backbone", traits=("hashed",), base=("backbone.network.Network", "n_feature_maps"))
+BACKBONES = Registry("backbone", "backbone", base=("backbone.network.Network", "n_feature_maps"))
 # shared: the object that all layers of a network share. joint_replay: whether current and replayed samples belong in
 # one forward pass. needs_past_tasks: whether the norm relies on what earlier tasks left in the network.
 # needs_boundaries: whether it must know the tasks of samples.
 NORMS = Registry("norm", "backbone.norms", traits=("shared", "joint_replay", "needs_past_tasks", "needs_boundaries"))
-REGISTRIES = (MODELS, DATASETS, BACKBONES, NORMS)
+BUFFERS = Registry("buffer", "utils.data", base=("utils.data.buffer.Policy", "stores_losses"))
+METRICS = Registry("metric", "utils.run.metrics", change_numbers=False)
+OBSERVERS = Registry(
+    "observer", "utils.run.probes", base=("utils.run.observers.Observer", "needs_hooks"), change_numbers=False
+)
+REGISTRIES = (MODELS, NORMS, DATASETS, BACKBONES, BUFFERS, METRICS, OBSERVERS)

@@ -1,6 +1,6 @@
 """Resolve the flags of a command to a complete configuration.
 
-A value is taken from, in this order: the explicit flag; the data set's rules; the model's, norm's and backbone's rules;
+A value is taken from, in this order: the explicit flag; the rules of the data set, model, norm, backbone and buffer;
 the loop's rules for the scenario; the option's own default, where a switch follows `--fidelity`.
 
 An option belongs to its part. Where two chosen parts have different options of one name, such as `gamma`, their flags
@@ -15,10 +15,11 @@ from typing import Any
 
 from utils.config import loop_options
 from utils.config.options import Option, Rule, SameAs, by_fidelity, content_file, file_digest
-from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry, close_matches
+from utils.config.registry import BACKBONES, BUFFERS, DATASETS, MODELS, NORMS, OBSERVERS, Entry, close_matches
 from utils.errors import UsageError
 
-SELECTORS = {"model": MODELS, "norm": NORMS, "dataset": DATASETS, "backbone": BACKBONES}
+# Flags that choose a part. `--probe` chooses several: each is the part `probe_NAME`.
+SELECTORS = {"model": MODELS, "norm": NORMS, "dataset": DATASETS, "backbone": BACKBONES, "buffer_mode": BUFFERS}
 
 
 class Config(SimpleNamespace):
@@ -27,11 +28,15 @@ class Config(SimpleNamespace):
     def values(self) -> dict[str, Any]:
         return dict(vars(self))
 
-    def seen_by(self, selector: str) -> Config:
-        """Return the configuration in which the options of that part, such as the norm, have their own names."""
-        options = SELECTORS[selector].get(getattr(self, selector)).options
-        own = {o.name: getattr(self, f"{selector}_{o.name}") for o in options if o.name not in vars(self)}
-        return Config(**vars(self) | own) if own else self
+    def options_of(self, part: str) -> dict[str, Any]:
+        """Return the values of the options of a part, such as the norm, by their own names."""
+        entries = selected_entries(vars(self))
+        flags = own_flags(part, entries[part], active_options(entries))
+        return {name: getattr(self, flag) for name, flag in flags.items()}
+
+    def seen_by(self, part: str) -> Config:
+        """Return the configuration in which the options of a part have their own names."""
+        return Config(**vars(self) | self.options_of(part))
 
 
 def all_options(parts: Mapping[str, str] | None = None) -> Iterator[tuple[str, str, Option]]:
@@ -46,7 +51,10 @@ def all_options(parts: Mapping[str, str] | None = None) -> Iterator[tuple[str, s
     for selector, registry in SELECTORS.items():
         for entry in registry.entries().values():
             if not parts or parts.get(selector) == entry.name:
-                yield from ((f"options of {selector}s", entry.name, option) for option in entry.options)
+                yield from ((f"options of {registry.kind}s", entry.name, option) for option in entry.options)
+    for entry in OBSERVERS.entries().values():
+        if not parts or f"probe_{entry.name}" in parts:
+            yield from (("options of observers", entry.name, option) for option in entry.options)
 
 
 def options_by_name(entries: Mapping[str, Entry] | None = None) -> dict[str, Option]:
@@ -85,7 +93,7 @@ def resolve(explicit: dict[str, Any]) -> Config:
 
 
 def selected_entries(explicit: Mapping[str, Any]) -> dict[str, Entry]:
-    """Return the chosen model, norm, data set and backbone."""
+    """Return the chosen parts: model, norm, data set, backbone, buffer and observers."""
     for name in ("model", "dataset"):
         if name not in explicit:
             raise UsageError(f"--{name} is missing; choose one of {', '.join(SELECTORS[name].names())}")
@@ -99,9 +107,18 @@ def chosen_entries(explicit: Mapping[str, Any]) -> dict[str, Entry]:
     for name, registry in SELECTORS.items():
         if name == "backbone" and "dataset" in entries:
             names.setdefault("backbone", entries["dataset"].traits.get("backbone", "resnet18"))
+        if name == "buffer_mode" and "model" in entries:
+            model = entries["model"].build
+            if not model.uses_buffer or "buffer_mode" in model.unused_options:
+                continue  # `reject_unused_options` reports the flag
+            names.setdefault("buffer_mode", "reservoir")
         if name in names:
             entries[name] = registry.get(names[name])
-    return entries
+    probes = explicit.get("probe") or ()
+    probes = probes.split(",") if isinstance(probes, str) else probes
+    # A name that is not known is rejected where the flag is read; records may have those of plug-ins.
+    known = OBSERVERS.entries() if probes else {}
+    return entries | {f"probe_{name}": known[name] for name in probes if name in known}
 
 
 def active_options(entries: dict[str, Entry]) -> dict[str, Option]:
@@ -138,27 +155,27 @@ def own_flags(selector: str, entry: Entry, options: Mapping[str, Option]) -> dic
 
 
 def flags_by_owner(entries: dict[str, Entry]) -> dict[tuple[str, str], str]:
-    """Return the flags of the options that the chosen parts use by (selector, option), ("", option) for the loop's."""
+    """Return the flags of a run by (part, option); ("", flag) are those of the loop and those that choose parts."""
     options = active_options(entries)
     owned = {
         (selector, name): flag
         for selector, entry in entries.items()
         for name, flag in own_flags(selector, entry, options).items()
     }
-    return {("", name): name for name in options if name not in owned.values()} | owned
+    return {("", name): name for name in (*options, *entries) if name not in owned.values()} | owned
 
 
 def reject_unused_options(explicit: Iterable[str], options: dict[str, Option], entries: dict[str, Entry]) -> None:
-    """Raise UsageError for a flag that the chosen model, norm, data set and backbone do not use."""
+    """Raise UsageError for a flag that the chosen parts do not use."""
     for name in explicit:
-        if name in options or name in SELECTORS:
+        if name in options or name in entries:
             continue
         owners = [owner for _, owner, option in all_options() if option.name == name]
-        if not owners:
+        if not owners and name not in SELECTORS:
             raise UsageError(f"unknown option {name!r}{close_matches(name, options_by_name())}")
         if flags := [f"--{flag}" for flag, option in options.items() if option.name == name]:
             raise UsageError(f"--{name} is an option of two parts of this run; give {' or '.join(flags)}")
-        if "" in owners:
+        if "" in owners or name in SELECTORS:
             raise UsageError(f"--{name} has no effect with --model {entries['model'].name}; remove it")
         raise UsageError(f"--{name} is an option of {' or '.join(owners)}; choose that, or remove --{name}")
 
@@ -166,11 +183,11 @@ def reject_unused_options(explicit: Iterable[str], options: dict[str, Option], e
 def with_defaults(explicit: dict[str, Any], options: dict[str, Option], entries: dict[str, Entry]) -> dict[str, Any]:
     """Return the explicit values and the defaults of all other options, before checks between options."""
     fidelity = explicit.get("fidelity", "official")
-    config: dict[str, Any] = {name: entry.name for name, entry in entries.items()}
+    config: dict[str, Any] = {name: entry.name for name, entry in entries.items() if name in SELECTORS}
     config |= {name: by_fidelity(option.default, fidelity) for name, option in options.items()} | explicit
     known = options_by_name()
     owned_rules: list[tuple[str, dict[str, str], Rule]] = [("the loop", {}, rule) for rule in loop_options.RULES]
-    for selector in ("backbone", "norm", "model", "dataset"):
+    for selector in ("buffer_mode", "backbone", "norm", "model", "dataset"):
         if (entry := entries.get(selector)) is None:  # in the help on a model alone
             continue
         owned_rules += [(entry.name, own_flags(selector, entry, options), rule) for rule in entry.rules]
@@ -201,7 +218,7 @@ def identity_options(config: Config) -> dict[str, Any]:
     """Return what identifies a run: all that changes numbers, under the names with which runs were first hashed."""
     entries = selected_entries(vars(config))
     options = active_options(entries)
-    identity = dict(entries["backbone"].traits.get("hashed", {}))
+    identity = {name: value for entry in entries.values() for name, value in entry.traits.get("hashed", {}).items()}
     for name, value in number_options(config).items():
         if name in SELECTORS:
             identity[name] = value

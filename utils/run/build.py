@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from backbone.norms import NormFactory
-from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS, Entry
+from utils.config.registry import BACKBONES, DATASETS, MODELS, NORMS
 from utils.data.augment import Augment
 from utils.data.buffer import Buffer
 from utils.data.random import global_generators_restored, seed_global_generators, torch_seed
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from utils.config.resolve import Config
 
 ABSENT = "absent"  # the fingerprint of data that are missing
-
-
-def option_values(entry: Entry, config: Config) -> dict[str, Any]:
-    """Return the values of the options that an entry declared."""
-    return {option.name: getattr(config, option.name) for option in entry.options}
 
 
 def method_class(config: Config) -> type[Method]:
@@ -92,10 +87,9 @@ def build_network(config: Config, spec: StreamSpec, device: torch.device, weight
     with global_generators_restored(), device if is_meta else torch.device("cpu"):
         seed_global_generators(config.seed, weights)
         torch.manual_seed(torch_seed(config.seed, weights))
-        factory = NormFactory(norm, option_values(norm, config.seen_by("norm")))
+        factory = NormFactory(norm, config.options_of("norm"))
         try:
-            options = option_values(backbone, config.seen_by("backbone"))
-            net = backbone.build(spec.input_shape, spec.n_classes, factory, **options)
+            net = backbone.build(spec.input_shape, spec.n_classes, factory, **config.options_of("backbone"))
         except RuntimeError as error:  # torch raises it for sizes that are too large
             raise UsageError(f"the network cannot be built: {str(error).splitlines()[0]}; make it smaller") from error
     if getattr(config, "eval_statistics", "running") != "running":

@@ -1,7 +1,7 @@
 """Which code made a number: the SHA-256 of every source file that can change the numbers of a run.
 
-These are the files of the chosen model, norm, data set and backbone with what they take from the packages of parts,
-the training loop, and with plug-ins every loaded module that lies in their folders or on PYTHONPATH.
+These are the files of the chosen parts with what they take from the packages of parts, the training loop with the
+buffers, and with plug-ins every loaded module that lies in their folders or on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 from utils.config.registry import REGISTRIES
-from utils.config.resolve import SELECTORS, Config
+from utils.config.resolve import Config, selected_entries
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("backbone", "datasets", "models", "utils")
@@ -31,9 +31,10 @@ def code_digests(config: Config) -> dict[str, str]:
     To be called right after the imports: a file may be edited while the run goes on with the code it has imported.
     """
     modules: set[str] = set()
-    for selector, registry in SELECTORS.items():
-        entry = registry.get(getattr(config, selector))
-        packages = {"backbone", "datasets", "models", entry.module.partition(".")[0]}
+    for entry in selected_entries(vars(config)).values():
+        packages = {"backbone", "datasets", "models", entry.module.partition(".")[0]} - {
+            "utils"
+        }  # of which LOOP has what counts
         bases = getattr(entry.build, "__mro__", (entry.build,))
         for name in (entry.module, *(base.__module__ for base in bases)):
             _add_module(name, packages, modules)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from models.method import Method
+from utils.config.registry import OBSERVERS
 from utils.config.resolve import Config
 from utils.console import in_notebook, log
 from utils.device import describe_device, pick_device, set_up_device
@@ -17,7 +18,7 @@ from utils.run.build import ABSENT, StreamBuilder, build_method, build_network, 
 from utils.run.code_digest import code_digests
 from utils.run.expected_time import expected_time
 from utils.run.observers import JsonLines, Observer, Progress, TensorBoardRun, WandbRun
-from utils.run.probes import PROBES, Probe, write_recording
+from utils.run.probes import Probe, write_recording
 from utils.run.records import conditions, different_conditions
 from utils.run.run_folder import RunFolder
 from utils.run.saved_model import save_model
@@ -115,7 +116,10 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
 
 
 def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFolder) -> list[Observer]:
-    observers: list[Observer] = [JsonLines(folder.log_path), *(PROBES[name](method) for name in config.probe)]
+    observers: list[Observer] = [JsonLines(folder.log_path)]
+    for name in config.probe:
+        observers.append(OBSERVERS.get(name).build(method, **config.options_of(f"probe_{name}")))
+        observers[-1].name = name
     if not config.non_verbose:
         observers.append(Progress(n_tasks, bar=sys.stderr.isatty() or in_notebook()))
     if config.tensorboard:
@@ -128,8 +132,7 @@ def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFol
 def _write_outcomes(training: Training, folder: RunFolder) -> dict[str, Any]:
     """Write recordings and the network; return their digests for the record."""
     digests: dict[str, Any] = {}
-    if training.config.probe:
-        probes = [observer for observer in training.observers if isinstance(observer, Probe)]
+    if probes := [observer for observer in training.observers if isinstance(observer, Probe)]:
         digests["recordings"] = {probe.name: write_recording(folder.path, probe) for probe in probes}
     if training.config.save_model:
         digests["model_sha256"] = save_model(folder.model_path, training.method)

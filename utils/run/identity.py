@@ -8,20 +8,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from utils.config.resolve import SELECTORS, Config, identity_options
+from utils.config.resolve import Config, identity_options, selected_entries
 from utils.data.stream import StreamSpec
 from utils.errors import UsageError
 
 # Raised when a fix changes the results of all runs, so that older records are not taken for those of today's code.
-# A fix of one model, norm, data set or backbone raises the `numerics_version` that it registers with.
+# A fix of one model, norm, data set, backbone or buffer raises the `numerics_version` that it registers with.
 NUMERICS_VERSION = 2
 
 
 def run_identity(config: Config, spec: StreamSpec) -> dict[str, Any]:
     """Return all that a run's numbers depend on, as JSON reads it."""
     identity = identity_options(config) | {"numerics_version": NUMERICS_VERSION, "data": spec.fingerprint}
-    for selector, registry in SELECTORS.items():
-        version = registry.get(getattr(config, selector)).traits.get("numerics_version")
+    for selector, entry in selected_entries(vars(config)).items():
+        version = entry.traits.get("numerics_version")
         identity |= {} if version is None else {f"{selector}_numerics_version": version}
     try:
         return cast("dict[str, Any]", json.loads(json.dumps(identity, allow_nan=False)))

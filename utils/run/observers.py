@@ -26,12 +26,47 @@ SECONDS_LIMIT = 120.0  # that a call of an external viewer may take
 
 
 class Observer:
-    """Every method is optional."""
+    """Watches a run. Every method is optional, and none may change the run.
+
+    `--probe NAME` adds an observer that is registered under this name.
+
+    Args:
+        method: The method, with its network (`method.net`).
+        options: The observer's own options, by name.
+
+    Example:
+        >>> @OBSERVERS.register("weight_norm", help="length of all weights together")
+        ... class WeightNorm(Observer):
+        ...     def scalars(self):
+        ...         return {"length": nn.utils.get_total_norm(self.method.net.parameters())}
+    """
+
+    name = ""  #: the name that it is registered under
+    needs_hooks = True  #: False if it needs no hooks of layers and no norms' results: it works with `--compile`, too
+
+    def __init__(self, method: Any = None):
+        self.method = method
+
+    @property
+    def key(self) -> str:
+        """What its scalars and its state in a checkpoint are called."""
+        return self.name or type(self).__name__
 
     def on_start(self, total_steps: int, done_steps: int) -> None: ...
 
     def on_step(self, step: Step) -> None:
-        """See a step right after it; do not store it. `--replay_iters` makes several steps of a batch."""
+        """See a step right after it; do not store it, nor read a value of the device, which would make the host wait.
+
+        `--replay_iters` makes several steps of a batch.
+        """
+
+    def scalars(self) -> dict[str, Any]:
+        """Return numbers or tensors of one number by name, for every line of the log (`--log_every`).
+
+        They go to metrics.jsonl, TensorBoard and Weights & Biases as `OBSERVER/NAME`. What is summed up since the last
+        line belongs into `state_dict`.
+        """
+        return {}
 
     def on_log(self, event: Event) -> None: ...
 
@@ -183,6 +218,7 @@ class ExternalLogger(Observer):
         names = ("loss", "task", "lr", "prequential")
         values = {name: event[name] for name in names if event.get(name) is not None}
         values |= {f"loss/{name}": value for name, value in event["terms"].items()}
+        values |= event.get("scalars", {})
         self.attempt(self.send, values, event["step"])
 
     def on_mid_task_eval(self, event: Event) -> None:

@@ -30,6 +30,7 @@ from backbone.adab2n.tbbn import TBBN
 from backbone.network import Network
 from backbone.norms.family import FamilyBatchNorm
 from models.method import Method
+from utils.config.registry import OBSERVERS
 from utils.errors import RunFailed, UsageError
 from utils.files import write_atomically
 from utils.run.eval_statistics import StatLayer, batch_stat_layers, norm_layers
@@ -38,11 +39,10 @@ from utils.step import Normalization, Output, Step
 
 
 class Probe(Observer):
-    """Rows of named values, one for every step with a loss."""
-
-    name: str
+    """Rows of named values, one for every step with a loss; they are written to a recording."""
 
     def __init__(self, method: Method):
+        super().__init__(method)
         self.layers = norm_layers(method.net)
         self.device = next(method.net.parameters()).device
         self.n_tasks = method.spec.n_tasks
@@ -84,6 +84,7 @@ class Probe(Observer):
         return rows | {"step": step, "task": task, "layers": np.array([name for name, _ in self.layers])}
 
 
+@OBSERVERS.register("stability", help="loss, and similarity of representation and gradient of every norm layer")
 class Stability(Probe):
     name = "stability"
 
@@ -153,6 +154,7 @@ def layers_with_one_normalization(net: Network, feature: str) -> list[StatLayer]
     return layers
 
 
+@OBSERVERS.register("statistics", help="lengths of batch and running statistics of every norm layer")
 class Statistics(Probe):
     name = "statistics"
 
@@ -188,6 +190,7 @@ class Statistics(Probe):
         return values
 
 
+@OBSERVERS.register("weights", help="weights of the tasks in the statistics of every norm layer")
 class TaskWeights(Probe):
     name = "weights"
 
@@ -248,9 +251,6 @@ def forwards_with_batches(outputs: dict[str, Output]) -> list[tuple[Normalizatio
     return list(passes.values())
 
 
-PROBES: dict[str, type[Probe]] = {probe.name: probe for probe in (Stability, Statistics, TaskWeights)}
-
-
 def recording_path(folder: Path, name: str) -> Path:
     return folder / "recordings" / f"{name}.npz"
 
@@ -265,7 +265,9 @@ def write_recording(folder: Path, probe: Probe) -> str:
 
 
 def has_recording(folder: Path, name: str, record: dict) -> bool:
-    """Return whether the record has the recording, and the file is unchanged."""
+    """Return whether a run has the recording, unchanged; of an observer that records nothing, whether it had that."""
+    if not issubclass(OBSERVERS.get(name).build, Probe):
+        return name in record["config"].get("probe", ())
     path, digest = recording_path(folder, name), record.get("recordings", {}).get(name)
     return path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
 

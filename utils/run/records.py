@@ -27,6 +27,7 @@ from utils.errors import UsageError
 from utils.packages import version
 from utils.run import metrics
 from utils.run.identity import run_hash
+from utils.tables import MEASURED_METRICS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = ("main.py", *(f"{folder}/*.py" for folder in ("backbone", "models", "datasets", "utils", "scripts")))
@@ -62,6 +63,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
         check_entries(record)
         for problem in contradictions(record):
             raise BadRecord(f"it contradicts itself: {problem}")
+        add_missing_metrics(record)
     except FileNotFoundError:
         return None
     except IsADirectoryError:
@@ -103,21 +105,34 @@ def contradictions(record: dict[str, Any]) -> Iterator[str]:
         if not agrees:
             yield f"{name} is {value} in its configuration, and not in its identity"
     for setting, result in record["results"].items() if record["status"] == "finished" else ():
-        recorded, rows = result["metrics"], [[value for value in row if value is not None] for row in result["matrix"]]
-        evals = result.get("points", [])
-        untrained = None if recorded.get("fwt") is None else result["untrained"]
-        expected = metrics.summary(rows, untrained, metrics.points_by_task(rows, evals))
+        recorded, run = result["metrics"], measured_in(result)
+        expected = metrics.built_in(run)
         for name in expected.keys() & recorded.keys():
             ours, theirs = expected[name], recorded[name]
             if ours != theirs and (ours is None or theirs is None or not math.isclose(ours, theirs, abs_tol=1e-9)):
                 yield f"{name} of {setting} is {theirs}, and {ours} by its accuracy matrix"
         if "confusion" in result and result["per_class"] != metrics.per_class(result["confusion"]):
             yield f"the accuracies by class of {setting} are not those of its confusion matrix"
-        measured = [*rows, result["untrained"], *(each["accuracy"] for each in evals), result.get("per_class") or []]
-        measured += [values or [] for values in result.get("final_statistics", {}).values()]
-        measured.append([recorded[name] for name in recorded.keys() - expected.keys()])
+        measured = [*run.matrix, result["untrained"], *(each["accuracy"] for each in result.get("points", []))]
+        measured += [values or [] for values in (result.get("per_class"), *result.get("final_statistics", {}).values())]
+        measured.append([recorded[name] for name in MEASURED_METRICS if name in recorded])
         if any(value is not None and not 0 <= value <= 100 for values in measured for value in values):
             yield f"an accuracy of {setting} lies outside of 0 to 100"
+        if not all(isinstance(value, int | float | None) for value in recorded.values()):
+            yield f"a metric of {setting} is no number"
+
+
+def measured_in(result: dict[str, Any]) -> metrics.Measured:
+    """Return what the results of a setting in a record say was measured."""
+    untrained = None if result["metrics"].get("fwt") is None else result["untrained"]
+    return metrics.measured(result["matrix"], untrained, result.get("points", []), result.get("confusion"))
+
+
+def add_missing_metrics(record: dict[str, Any]) -> None:
+    """Compute the metrics that were not registered, or failed, when the record was made."""
+    for result in record.get("results", {}).values():
+        values = metrics.summary(measured_in(result))
+        result["metrics"] |= {name: value for name, value in values.items() if result["metrics"].get(name) is None}
 
 
 def entries_of(record: Any, other: Any) -> Any:

@@ -17,7 +17,7 @@ from utils.files import file_errors, folder_lock, reject_links, write_json
 from utils.run.checkpoints import Checkpoints
 from utils.run.code_digest import changed_files, shortened
 from utils.run.identity import run_folder, run_identity
-from utils.run.probes import PROBES, has_recording
+from utils.run.probes import has_recording
 from utils.run.records import (
     BadRecord,
     conditions,
@@ -120,14 +120,14 @@ class RunFolder:
         `--rerun` removes the checkpoints before it renames the record: killed in between, it leaves a finished run.
         """
         config = self.config
-        probes = {PROBES[name].__name__ for name in config.probe}
         with file_errors("write to", self.path, "make room and try again", RunFailed):
             if config.rerun:
                 self.checkpoints.remove()
                 if self.finished_record() is not None:
                     self.record_path.replace(self.path / "record.old.json")
             state = self.checkpoints.load(accept_changed_code=config.accept_changed_code)
-            if state and (config.late_evaluations > state["late_evaluations"] or probes - state["observers"].keys()):
+            added = set(config.probe) - state["observers"].keys() if state else set()
+            if state and (added or config.late_evaluations > state["late_evaluations"]):
                 log.info("starts over: its checkpoint lacks what --probe or --late_evaluations asks for")
                 self.checkpoints.remove()
                 state = None

@@ -135,7 +135,8 @@ def evaluate_saved(explicit: dict[str, Any]) -> int:
     if results != recorded and record["config"].get("eval_statistics") == config.values().get("eval_statistics"):
         means = ", ".join(f"{setting} {fmean(row):.2f}" for setting, row in recorded.items())
         log.warning(f"the run itself had {means}; python -m scripts.check_plugin finds state that was not saved")
-    print(f"{folder}: {', '.join(f'{name} {getattr(config, name)}' for name in SELECTORS)}")
+    parts = [f"{name} {value}" for name, value in config.values().items() if name in SELECTORS]
+    print(f"{folder}: {', '.join(parts)}")
     tables = (f"\n{accuracy_table(setting, [[*row]], config.values())}" for setting, row in results.items())
     print(*caveat_lines(config.values()), *tables, sep="\n")
     return 0

@@ -234,7 +234,7 @@ class Training:
             "loss_terms": self.term_sums,
             "n_predicted": self.n_predicted,
             "skipped_batches": method.runner.skipped_batches,
-            "observers": {type(observer).__name__: observer.state_dict() for observer in self.observers},
+            "observers": {observer.key: observer.state_dict() for observer in self.observers},
             "training_seconds": self._training_seconds(),
             "wall_seconds": time.monotonic() - self.started,
             **{name: getattr(self, name) for name in PLAIN_STATE},
@@ -261,7 +261,7 @@ class Training:
         self.losses = [*torch.tensor(state["losses"], dtype=torch.float64, device=device)]
         self.term_sums = {name: value.to(device) for name, value in state["loss_terms"].items()}
         for observer in self.observers:
-            observer.load_state_dict(state["observers"].get(type(observer).__name__, {}))
+            observer.load_state_dict(state["observers"].get(observer.key, {}))
         self.started = time.monotonic() - state["wall_seconds"]
         self.evaluation_seconds = state["wall_seconds"] - state["training_seconds"]
 
@@ -285,6 +285,9 @@ class Training:
         event["loss"] = float(losses.mean()) if len(losses) else None
         event |= {"terms": dict(zip(self.term_sums, means, strict=True)), "lr": lr} | self._prequential()
         self.losses, self.loss_steps, self.term_sums, self.unlogged = [], [], {}, 0
+        scalars = {f"{observer.key}/{name}": float(value)
+                   for observer in self.observers for name, value in observer.scalars().items()}  # fmt: skip
+        event |= {"scalars": scalars} if scalars else {}
         self._notify("on_log", event)
 
     def _prequential(self) -> dict[str, float]:
@@ -340,8 +343,9 @@ class Training:
         results: dict[str, dict[str, Any]] = {}
         for setting, rows in self.rows.items():
             evals = [each | {"accuracy": each["accuracy"][setting]} for each in self.points]
-            points, untrained = metrics.points_by_task(rows, evals), self.untrained[setting]
-            summary = metrics.summary(rows, untrained if method.scores_unseen_classes else None, points)
+            untrained, own_confusion = self.untrained[setting], None if setting == "task_il" else confusion
+            scored = untrained if method.scores_unseen_classes else None
+            summary = metrics.summary(metrics.measured(rows, scored, evals, own_confusion))
             results[setting] = result = {
                 "matrix": [[*row, *[None] * (self.stream.spec.n_tasks - len(row))] for row in rows],
                 "untrained": untrained,

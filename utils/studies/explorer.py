@@ -23,14 +23,14 @@ from utils.config.resolve import SELECTORS, active_options, new_names, resolve, 
 from utils.errors import UsageError
 from utils.files import reject_links
 from utils.packages import import_or_usage_error
-from utils.run.records import plain, provenance_text
+from utils.run.records import add_missing_metrics, plain, provenance_text
 from utils.studies.claims import HEAD, words
 from utils.studies.compare import Paired
 from utils.studies.plans import METHODS, SMALLER_IS_BETTER, title_of
 from utils.studies.render import TEMPLATES, Report, details, environment, frame_of, is_notable, mean_text, sign_of
 from utils.studies.results import NOTABLE, Result, Table
 from utils.studies.runs import Run
-from utils.tables import FWT_NOTE, METRICS, TITLES, caveat_lines, duration
+from utils.tables import FWT_NOTE, TITLES, caveat_lines, duration, metric_titles
 
 Chart = dict[str, Any]  # data and layout, as Plotly takes them
 
@@ -58,6 +58,8 @@ def write_pages(report: Report, folders: Mapping[str, Path], folder: Path) -> No
     for name in ("explorer.css", "explorer.js"):
         (folder / name).write_bytes((TEMPLATES / name).read_bytes())
     records = {name: json.loads((path / "record.json").read_bytes()) for name, path in folders.items()}
+    for record in records.values():
+        add_missing_metrics(record)
     _write(folder / "runs.html", "runs.html.j2", root="", report=report, content=runs_table(records))
     tables_by_run: dict[str, list[Table]] = {}
     for table in report.tables:
@@ -216,7 +218,7 @@ def run_context(record: dict[str, Any], run_folder: Path, pages: Path) -> dict[s
     events = read_log(run_folder / "metrics.jsonl")
     by_setting = [result["metrics"] for result in results.values()]
     metrics = [(label, [values.get(name) for values in by_setting])
-               for name, label in METRICS.items() if any(name in values for values in by_setting)]  # fmt: skip
+               for name, label in metric_titles().items() if any(name in values for values in by_setting)]  # fmt: skip
     statistics = {kind: [mean_of(part.get("final_statistics", {}).get(kind)) for part in results.values()]
                   for part in results.values() for kind in part.get("final_statistics", {})}  # fmt: skip
     late = {setting: part["late_evaluations"] for setting, part in results.items() if "late_evaluations" in part}

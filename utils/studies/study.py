@@ -19,13 +19,13 @@ from typing import Any
 
 from utils.config.loop_options import LARGEST_SEED
 from utils.config.parser import parse
-from utils.config.registry import close_matches
+from utils.config.registry import OBSERVERS, close_matches
 from utils.config.resolve import SELECTORS, identity_options, new_names, number_options, options_by_name, resolve
 from utils.errors import UsageError
 from utils.studies.confirm import CONFIRM
 from utils.studies.plans import DOMAIN_IL, METHODS, PLANS, SETTINGS, TASK_IL, Cell, Experiment, Plan, title_of
 from utils.studies.presets import PRESETS, Preset, PresetDataset
-from utils.tables import METRICS, TITLES
+from utils.tables import TITLES, metric_titles
 
 KEYS = {
     "title": str, "seeds": list, "rows": list, "columns": list, "metrics": list, "compare": dict, "plugins": list,
@@ -36,8 +36,6 @@ OWN_DATA = "study"  # the key of the data set of a study that names its own
 PAIRED = "Differences in percentage points, paired by seed."
 MOST_RUNS = 10_000  # of a study; more is a slip
 LONGEST_LIST = 1000  # of values of one flag
-
-KNOWN_METRICS = {f"{setting}_{metric}": (setting, metric) for setting in (*SETTINGS, DOMAIN_IL) for metric in METRICS}
 
 Values = dict[str, Any]
 
@@ -98,8 +96,8 @@ class TomlStudy:
             texts["data"] = f"{preset.data[experiment.data].title}, M = {experiment.buffer}" if self.data else ""
             columns = self.columns if self.data else [*self.columns, "setting", "metric"]
             group = texts[self.rows[0]] if len(self.rows) > 1 else "" if "data" in columns else texts["data"]
-            for setting, metric in (KNOWN_METRICS[name] for name in self.metrics):
-                texts |= {"setting": TITLES[setting], "metric": self.titles.get(metric, METRICS[metric])}
+            for setting, metric in (known_metrics()[name] for name in self.metrics):
+                texts |= {"setting": TITLES[setting], "metric": self.titles.get(metric, metric_titles()[metric])}
                 column = tuple(f"{name} = {texts[name]}" if name in self.vary else texts[name] for name in columns)
                 path = ("results", setting, "metrics", metric)
                 yield Cell(group, self.row.format(**texts), column, experiment, path, baseline=baseline)
@@ -121,6 +119,12 @@ class TomlStudy:
         )
         buffer = preset.data[point["data"]].buffers[0] if self.data else None
         return Experiment(flags["model"], flags.get("norm", "bn"), point["data"], buffer, rest)
+
+
+def known_metrics() -> dict[str, tuple[str, str]]:
+    """Return setting and metric by the name that a study gives them, such as class_il_faa."""
+    settings = (*SETTINGS, DOMAIN_IL)
+    return {f"{setting}_{metric}": (setting, metric) for setting in settings for metric in metric_titles()}
 
 
 def _text(name: str, value: Any) -> str:
@@ -229,8 +233,9 @@ def _check(content: Values) -> None:
     names = [variant["name"] for variant in variants]
     _require(len({*names}) == len(names), "every [[variant]] needs a name of its own")
     for name in content.get("metrics", []):
-        matches = close_matches(name, list(KNOWN_METRICS))
-        _require(name in KNOWN_METRICS, f"unknown metric {name!r}{matches} Known: {', '.join(KNOWN_METRICS)}")
+        known_names = list(known_metrics())
+        matches = close_matches(name, known_names)
+        _require(name in known_names, f"unknown metric {name!r}{matches} Known: {', '.join(known_names)}")
     valid = all(type(seed) is int and 0 <= seed <= LARGEST_SEED for seed in seeds)
     _require(valid and seeds and len({*seeds}) == len(seeds),
              f"seeds must be different whole numbers such as [0, 1, 2], up to {LARGEST_SEED}")  # fmt: skip
@@ -259,6 +264,7 @@ def _check_flags(where: str, flags: Values, known: set[str]) -> None:
 def _check_runs(study: TomlStudy) -> None:
     """Raise a UsageError if flags contradict each other, do not identify a run, or two rows describe the same run."""
     names = new_names()
+    observed = {option.name for entry in OBSERVERS.entries().values() for option in entry.options}
     identities: dict[Experiment, str] = {}
     titles: dict[tuple[Any, ...], str] = {}
     for plan in study.plans().values():
@@ -272,7 +278,8 @@ def _check_runs(study: TomlStudy) -> None:
                     continue
                 flags = dict(experiment.flags)
                 config = resolve(flags | {"model": experiment.model, "norm": experiment.norm})
-                numbers = {*number_options(config), "fidelity"}  # which sets options that identify a run
+                # --fidelity sets options that identify a run; observers do not, but a study may want what they log.
+                numbers = {*number_options(config), "fidelity", "probe", *observed}
                 for name in flags:
                     _require(names.get(name, name) in numbers, f"--{name} does not identify a run; remove it")
                 identities[experiment] = json.dumps(identity_options(config), sort_keys=True, default=str)

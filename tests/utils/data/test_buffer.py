@@ -7,8 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-from tests.helpers import CPU, make_spec
-from utils.data.buffer import Buffer, Reservoir, build_policy
+from tests.helpers import CPU, make_samples, make_spec
+from utils.config.registry import BUFFERS
+from utils.data.buffer import Buffer, Reservoir
 from utils.data.random import generator
 from utils.errors import UsageError
 from utils.step import Batch
@@ -17,8 +18,9 @@ SPEC = make_spec(image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_tasks=3, n_cl
 
 
 def make_buffer(size: int, mode: str = "reservoir", quota: str = "task", spec=SPEC, logits=False) -> Buffer:
-    config = SimpleNamespace(buffer_size=size, buffer_mode=mode, ring_quota=quota)
-    return Buffer(size, build_policy(config, spec), spec, CPU, logits_dtype=torch.float32 if logits else None)
+    options = {"ring_quota": quota} if mode == "ring" else {}
+    policy = BUFFERS.get(mode).build(size, spec, **options)
+    return Buffer(size, policy, spec, CPU, logits_dtype=torch.float32 if logits else None)
 
 
 def batch_of(images: torch.Tensor, labels: np.ndarray, tasks: np.ndarray, logits=None) -> Batch:
@@ -78,11 +80,9 @@ def test_reservoir_keeps_every_position_equally_often():
 
 def test_reservoir_slot_rule():
     """After three samples fill three slots, the n-th goes to floor(u n): 2, 3 (none), 0, 2, 7 (none), 2."""
-    policy = Reservoir(3)
-    nobody = np.zeros(3, dtype=int)
-    assert policy.slots(nobody, nobody, fixed(0.9, 0.9, 0.9)).tolist() == [0, 1, 2]
-    six = np.zeros(6, dtype=int)
-    slots = policy.slots(six, six, fixed(0.74, 0.6, 0.16, 0.42, 0.875, 0.333))
+    policy = Reservoir(3, SPEC)
+    assert policy.slots(make_samples([0] * 3), fixed(0.9, 0.9, 0.9)).tolist() == [0, 1, 2]
+    slots = policy.slots(make_samples([0] * 6), fixed(0.74, 0.6, 0.16, 0.42, 0.875, 0.333))
     assert slots.tolist() == [2, -1, 0, 2, -1, 2]
 
 

@@ -11,7 +11,7 @@ import sklearn.datasets  # noqa: F401 (once here, not in every fork)
 import torch._dynamo  # noqa: F401
 from conftest import ANSWERED, Finished, call, goes_on
 
-from utils.config.resolve import resolve
+from utils.config.resolve import SELECTORS, resolve
 from utils.run import code_digest
 from utils.run.code_digest import changed_files, code_digests, shortened
 
@@ -38,7 +38,7 @@ def test_files_of_a_run_are_its_parts_with_what_they_use_and_the_loop():
 
 def test_every_registered_part_counts_in_its_own_run():
     """The module that registers it, which a run with another part may do without."""
-    for selector, registry in code_digest.SELECTORS.items():
+    for selector, registry in SELECTORS.items():
         for entry in registry.entries().values():
             config = resolve({"model": "er", "norm": "bn", "dataset": "seq-digits", "buffer_size": 10})
             setattr(config, selector, entry.name)

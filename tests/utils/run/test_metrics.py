@@ -12,7 +12,7 @@ UNTRAINED = [12.0, 8.0, 15.0]
 
 def test_published_forgetting_is_never_negative():
     improving = [[10.0, 5.0, None], [20.0, 30.0, 5.0], [40.0, 50.0, 60.0]]
-    summary = metrics.summary(improving, None)
+    summary = metrics.summary(metrics.measured(improving, None))
     assert summary["forgetting"] == pytest.approx((-20 - 20) / 2)
     assert summary["forgetting_as_published"] == 0
 
@@ -20,7 +20,7 @@ def test_published_forgetting_is_never_negative():
 def test_measures_of_a_whole_run():
     """Two tasks; measured twice within the first and once within the second, before their ends."""
     points = [[[30.0], [50.0], [90.0]], [[20.0, 40.0], [60.0, 80.0]]]
-    summary = metrics.summary([[90.0, 10.0], [60.0, 80.0]], None, points)
+    summary = metrics.summary(metrics.Measured([[90.0, 10.0], [60.0, 80.0]], points))
     assert summary["aaa"] == pytest.approx((30 + 50 + 90 + 30 + 70) / 5)
     assert summary["min_acc"] == 20.0  # not 30: that was before the first task's end
     assert summary["wc_acc"] == pytest.approx(80 / 2 + 20 / 2)
@@ -44,11 +44,11 @@ def test_measures_of_a_whole_run():
     ],
 )
 def test_summary_of_a_run(matrix, expected):
-    assert metrics.summary(matrix, UNTRAINED) == pytest.approx(expected)
+    assert metrics.summary(metrics.measured(matrix, UNTRAINED)) == pytest.approx(expected)
 
 
 def test_summary_of_joint_training():
-    summary = metrics.summary([[30.0, 60.0, 90.0]], UNTRAINED)
+    summary = metrics.summary(metrics.measured([[30.0, 60.0, 90.0]], UNTRAINED))
     assert {name: value for name, value in summary.items() if value is not None} == dict.fromkeys(
         ("aaa", "faa", "caa"), 60.0
     )

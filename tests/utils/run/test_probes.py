@@ -11,10 +11,11 @@ from torch.nn import functional as F
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config
 from tests.models.cut_off import Killed, Steps, watched_by
 from tests.outcomes import TIMES
+from utils.config.registry import OBSERVERS
 from utils.errors import UsageError
 from utils.run.eval_statistics import norm_layers
 from utils.run.observers import Observer
-from utils.run.probes import PROBES, Stability, Statistics, TaskWeights, read_recording
+from utils.run.probes import Stability, Statistics, TaskWeights, read_recording
 from utils.run.training import Training
 from utils.step import CURRENT, StepIndex
 
@@ -240,10 +241,10 @@ def probed(tmp_path_factory):
 def test_a_run_with_all_probes_is_the_same_run(plain, probed):
     assert without_times(probed.record) == without_times(plain.record)
     assert (probed.folder / "model.safetensors").read_bytes() == (plain.folder / "model.safetensors").read_bytes()
-    assert probed.record["recordings"].keys() == PROBES.keys()
+    assert probed.record["recordings"].keys() == set(OBSERVERS.names())
     assert "recordings" not in plain.record
     steps = plain.record["steps"]
-    assert all(len(read_recording(probed.folder, name)["step"]) == steps for name in PROBES)
+    assert all(len(read_recording(probed.folder, name)["step"]) == steps for name in OBSERVERS.names())
 
 
 def test_a_run_that_is_cut_off_has_the_same_recordings(probed, tmp_path):
@@ -251,7 +252,7 @@ def test_a_run_that_is_cut_off_has_the_same_recordings(probed, tmp_path):
     with watched_by(Steps(last=20)), pytest.raises(Killed):
         runner(tmp_path)(*cut)
     again = runner(tmp_path)(*cut)
-    for name in PROBES:
+    for name in OBSERVERS.names():
         resumed, whole = read_recording(again.folder, name), read_recording(probed.folder, name)
         assert resumed.keys() == whole.keys()
         assert all(np.array_equal(resumed[key], whole[key]) for key in resumed), name

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._dynamo.utils import counters
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from models.step_runner import Batches, Computed, Groups
 from utils.errors import UsageError
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 BACKEND = "inductor"
 CUDA_OPTIONS = {"triton.cudagraphs": True, "combo_kernels": True}  # one kernel for several small independent ones
 MAX_GRAPHS = 256  # above torch's default of 8; the number is bounded by tasks times ways of a step
+MAX_TASK_GRAPHS = 4  # more new ones in a task mean one for every step
 WITHOUT_HOST_ARRAYS: dict[str, Any] = {"images": None, "labels_host": None, "tasks_host": None}  # no loss uses them
 
 Buffers = dict[str, torch.Tensor]
@@ -39,18 +43,17 @@ class CompiledStep:
         require_compiler(parameter.device)
         self.method, self.graph = method, compile_method(method)
         self.dtype, self.device = parameter.dtype, parameter.device
-        for value in method.state_dict().values():
-            if isinstance(value, torch.Tensor):
-                torch._dynamo.mark_static_address(value)  # `loss` may write to it
         self.buffers: Buffers = {}
         self.new_buffers: Buffers = {}
-        self.tasks_begun = -1
+        self.state: list[torch.Tensor] = []  # tensors in the method's attributes, which `loss` may write to
+        self.new_state: list[torch.Tensor] = []
+        self.tasks_begun, self.task_graphs = -1, 0
 
     def compute(self, batches: Batches, groups: Groups, index: StepIndex, penalty_weight: float | None) -> Computed:
-        """Return outputs (logits and embedding) and loss terms, detached, and the loss. Buffers are unchanged."""
+        """Return outputs (logits and embedding) and loss terms, detached, and the loss. No state changes yet."""
         torch.compiler.cudagraph_mark_step_begin()
         if self.tasks_begun != self.method.tasks_begun:  # a new task may have added buffers
-            self.tasks_begun = self.method.tasks_begun
+            self.tasks_begun, self.task_graphs = self.method.tasks_begun, 0
             # Buffers without dimensions get one: torch traces them as Python numbers on CPUs first, and then again.
             self.buffers = {name: torch.atleast_1d(buffer) for name, buffer in self.method.net.named_buffers()}
             for buffer in self.buffers.values():
@@ -58,17 +61,56 @@ class CompiledStep:
         stripped = {name: replace(batch, **WITHOUT_HOST_ARRAYS) for name, batch in batches.items()}
         stage = StepIndex(task=min(index.task, 1), step=0)  # with other numbers, every task would need a graph
         weight = penalty_weight and torch.full((1,), penalty_weight, dtype=self.dtype, device=self.device)
-        with self.method.net.norms.stacked_for_compile():
-            outputs, terms, loss, self.new_buffers = self.graph(stripped, groups, stage, weight, self.buffers)
+        attributes = self._attributes()
+        tensors = [leaf for leaves in attributes.values() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        for tensor in tensors:
+            torch._dynamo.mark_static_address(tensor)
+        self.state = [tensor.data for tensor in tensors]  # autograd does not see who writes to them
+        old_state = [tensor.clone() for tensor in self.state]
+        outputs, terms, loss, self.new_buffers = self._run(attributes, stripped, groups, stage, weight, self.buffers)
+        # Until the backward pass is over, the state is as before: the pass may compute values anew from it.
+        self.new_state = [tensor.clone() for tensor in self.state]
+        copy_all(self.state, old_state)
         return outputs, terms, loss
 
+    def _attributes(self) -> dict[str, list[Any]]:
+        """Return what the method's attributes hold by name, nested dictionaries and lists flattened."""
+        return {name: tree_leaves(value) for name, value in vars(self.method).items()}
+
+    def _run(self, attributes: dict[str, list[Any]], *arguments: Any) -> Any:
+        """Call the graph. Raise UsageError if there is none, or if every step would need its own."""
+        n_graphs = counters["stats"]["unique_graphs"]
+        try:
+            with self.method.net.norms.stacked_for_compile():
+                results = self.graph(*arguments)
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise self._unsuitable(f"cannot become one graph ({reason}); use tensor operations") from error
+        self.task_graphs += counters["stats"]["unique_graphs"] - n_graphs
+        if self.task_graphs > MAX_TASK_GRAPHS:
+            raise self._unsuitable("reads a number that changes with every step; keep it in a tensor")
+        for name, leaves in self._attributes().items():
+            if [*map(id, leaves)] != [*map(id, attributes.get(name, ()))]:
+                raise self._unsuitable(
+                    f"assigns to self.{name}; write to tensors in place, such as tensor.copy_(value)"
+                )
+        return results
+
+    def _unsuitable(self, reason: str) -> UsageError:
+        return UsageError(f"--compile: `loss` of --model {self.method.config.model} {reason}, or remove --compile")
+
     @torch.no_grad()
-    def commit_buffers(self) -> None:
-        """Write the values of the forward pass into the network's buffers, after the backward pass."""
-        for dtype in {buffer.dtype for buffer in self.buffers.values()}:  # buffers of one type in one operation
-            names = [name for name, buffer in self.buffers.items() if buffer.dtype == dtype]
-            torch._foreach_copy_([self.buffers[name] for name in names], [self.new_buffers[name] for name in names])
-        self.new_buffers = {}
+    def commit(self) -> None:
+        """Write the values of the forward pass into the network's buffers and the method, after the backward pass."""
+        new_buffers = [self.new_buffers[name] for name in self.buffers]
+        copy_all([*self.buffers.values(), *self.state], [*new_buffers, *self.new_state])
+        self.new_buffers, self.new_state = {}, []
+
+
+def copy_all(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    for dtype in {tensor.dtype for tensor in targets}:  # tensors of one type in one operation
+        pairs = [(target, value) for target, value in zip(targets, values, strict=True) if target.dtype == dtype]
+        torch._foreach_copy_([target for target, _ in pairs], [value for _, value in pairs])
 
 
 class MethodModule(nn.Module):

@@ -40,7 +40,7 @@ class StepRunner:
         outputs, terms, loss = (compiled or self).compute(batches, groups, index, penalty_weight)
         loss.backward(retain_graph=method.keeps_graph)
         if compiled:
-            compiled.commit_buffers()
+            compiled.commit()
         return Step(index, batches, outputs, terms, loss)
 
     def compute(self, batches: Batches, groups: Groups, index: StepIndex, penalty_weight: Weight) -> Computed:

@@ -103,6 +103,72 @@ def test_the_numbers_are_those_of_the_step_without(graphs, model, norm, options)
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-9)
 
 
+def count_in_nested_tensors(method, outputs):
+    """A factor of the loss, so that the backward pass needs it; a pass that computes it anew must not count again."""
+    method.seen["parts"][0].add_(1)
+    method.seen["mean"].mul_(0.9).add_(outputs["current"].logits.detach().mean(0))
+    return (outputs["current"].logits - method.seen["mean"]).square().mean() / method.seen["parts"][0]
+
+
+def count_in_an_attribute(method, outputs):
+    method.count += 1
+    return outputs["current"].logits.mean() / method.count
+
+
+def replace_a_tensor(method, outputs):
+    method.seen["mean"] = outputs["current"].logits.detach().mean(0)
+    return outputs["current"].logits.mean()
+
+
+def read_the_optimizer(method, outputs):
+    return outputs["current"].logits.mean() * method.optimizer.param_groups[0]["lr"]
+
+
+def branch_on_a_value(method, outputs):
+    return outputs["current"].logits.mean() * (1 if outputs["current"].logits.sum() > 0 else 2)
+
+
+def with_state(monkeypatch, own_term, **options):
+    """`er` with another term of the loss, which has state in attributes of the method."""
+    method, stream = started("er", "bn", dtype="float64", **options)
+    plain_loss = type(method).loss
+    method.count = 0
+    method.seen = {"mean": torch.zeros(6, dtype=torch.float64), "parts": [torch.tensor(0), "text"]}
+    with monkeypatch.context() as patch:
+        patch.setattr(type(method), "loss", lambda *a: plain_loss(*a) | {"own": own_term(a[0], a[2])})
+        for step in steps_of(method, stream, [0, 1]):
+            for group in method.optimizer.param_groups:
+                group["lr"] *= 0.9
+            yield step.loss.item()
+    yield method.seen
+
+
+def test_nested_state_of_a_method_is_as_without(graphs, monkeypatch):
+    counted = graphs("aot_eager")
+    (*losses, seen), (*expected, expected_seen) = (
+        list(with_state(monkeypatch, count_in_nested_tensors, compile=way)) for way in (True, False)
+    )
+    assert losses == pytest.approx(expected, rel=0, abs=1e-9)
+    torch.testing.assert_close(seen["mean"], expected_seen["mean"], rtol=0, atol=1e-9)
+    assert (seen["parts"], counted.frame_count) == (expected_seen["parts"], 1)
+
+
+@pytest.mark.parametrize(
+    ("own_term", "keyword"),
+    [
+        (count_in_an_attribute, "self.count"),
+        (replace_a_tensor, "self.seen"),
+        (read_the_optimizer, "every step"),
+        (branch_on_a_value, "one graph"),
+    ],
+)
+def test_a_loss_that_would_need_many_graphs_is_refused_in_one_line(graphs, monkeypatch, own_term, keyword):
+    graphs("eager")
+    with pytest.raises(UsageError, match=keyword) as refusal:
+        list(with_state(monkeypatch, own_term, compile=True))
+    assert "\n" not in str(refusal.value)
+
+
 def test_only_full_steps_are_compiled(graphs):
     """The first has no draw, those after it small ones, the last batch of a task is small: by the run's state alone."""
     graphs("eager")

@@ -73,12 +73,24 @@ def _check_task_classes(config: dict[str, Any], explicit: dict[str, Any]) -> Non
         config["n_tasks"] = len(sizes)
 
 
+def _check_hold_out(config: dict[str, Any], explicit: dict[str, Any]) -> None:
+    if config["hold_out"] is not None and config["validation"] is not None:
+        raise UsageError("--validation and --hold_out contradict each other; give one")
+
+
 BASE_PATH = Option("base_path", str, "Folder with the data.", default="data", changes_numbers=False)
 N_TASKS = Option("n_tasks", integer(1), "Number of tasks; the classes are split into them, or all tasks share them.")
 VALIDATION = Option(
     "validation", number(0, 1, exclusive=True), "Evaluate on this share of the training data, held out."
 )
-DOMAIN_OPTIONS = (N_TASKS, VALIDATION)
+HOLD_OUT = Option(
+    "hold_out",
+    number(0, 1, exclusive=True),
+    "Do not train on this share of the training data, the one of --validation; evaluate on the test data.",
+    omit_from_hash_at=None,
+    check=_check_hold_out,
+)
+DOMAIN_OPTIONS = (N_TASKS, VALIDATION, HOLD_OUT)
 SPLIT_OPTIONS = (
     N_TASKS,
     Option("class_order_seed", integer(0), "Seed of the class order; 0 keeps it (default: --seed).", SameAs("seed")),
@@ -97,6 +109,7 @@ SPLIT_OPTIONS = (
         check=_check_task_classes,
     ),
     VALIDATION,
+    HOLD_OUT,
 )
 
 
@@ -219,13 +232,14 @@ class Dataset:
         return content_digest(self._raw)
 
     def _sizes(self, config: Config, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return sizes after `--validation`; every row of them, a class or a domain, must have some left."""
-        if config.validation is None:
+        """Return sizes after `--validation` or `--hold_out`; every row, a class or a domain, must have some left."""
+        name = "hold_out" if config.validation is None else "validation"
+        if (share := getattr(config, name)) is None:
             return train, test
-        held_out = held_out_count(train, config.validation)
+        held_out = held_out_count(train, share)
         if any(sizes.reshape(len(train), -1).sum(1).min() < 1 for sizes in (held_out, train - held_out)):
-            raise UsageError(f"--validation {config.validation} leaves a class or domain of {self.name} without data")
-        return train - held_out, held_out
+            raise UsageError(f"--{name} {share} leaves a class or domain of {self.name} without data")
+        return train - held_out, held_out if name == "validation" else test
 
     def _spec(self, config: Config, n_classes: int, train_sizes: np.ndarray, test_sizes: np.ndarray) -> StreamSpec:
         return StreamSpec(
@@ -245,7 +259,12 @@ class Dataset:
 
     def _read(self, config: Config) -> RawData:
         raw, self._raw = self._raw or self.read(config), None
-        return raw if config.validation is None else with_validation(raw, config.validation)
+        if config.validation is not None:
+            return with_validation(raw, config.validation)
+        if config.hold_out is not None:
+            rest = with_validation(raw, config.hold_out)
+            return replace(raw, train_images=rest.train_images, train_labels=rest.train_labels)
+        return raw
 
     def _stream(self, config: Config, spec: StreamSpec, train: Split, test: Split, **fields: Any) -> Stream:
         """Return the stream of images and labels. `train_rows` and `test_rows` are their rows in the order of tasks."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from datasets.dataset import VALIDATION, Config, RawData, Split
+from datasets.dataset import HOLD_OUT, VALIDATION, Config, RawData, Split
 from datasets.image_cache import CACHE_PATH, NUM_WORKERS, FromFiles, number_of_workers
 from datasets.image_files import ImageFiles, decode, read_file
 from utils.data.augment import Flip, RandomResizedCrop
@@ -21,7 +21,7 @@ from utils.data.stream import Part, Stream, StreamSpec, ranges
 STORED, SEEN = 256, 224
 
 STREAM_OPTIONS = (CACHE_PATH, NUM_WORKERS)
-DOMAIN_STREAM_OPTIONS = (VALIDATION, *STREAM_OPTIONS)
+DOMAIN_STREAM_OPTIONS = (VALIDATION, HOLD_OUT, *STREAM_OPTIONS)
 
 
 class StreamedImages(FromFiles):

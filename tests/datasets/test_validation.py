@@ -59,6 +59,13 @@ def test_stream_reports_on_training_data_only():
     assert all(bytes(image) in known for image in split.test_data.images.numpy().reshape(-1, 256))
 
 
+def test_share_can_be_left_out_of_training_while_the_test_data_stay():
+    whole, split, rest = digits(), digits(validation=0.1), digits(hold_out=0.1)
+    assert rest.spec.train_sizes == split.spec.train_sizes
+    assert rest.train_data.images.equal(split.train_data.images)
+    assert rest.test_data.images.equal(whole.test_data.images)
+
+
 @pytest.mark.parametrize("share", [0.001, 0.999])
 def test_share_that_leaves_a_class_without_data_is_refused(share):
     with pytest.raises(UsageError, match=f"--validation {share}"):

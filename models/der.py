@@ -22,5 +22,12 @@ class Der(Method):
         if "logits" in batches:
             stored = batches["logits"].logits
             assert stored is not None
-            terms["logits"] = self.config.alpha * F.mse_loss(outputs["logits"].logits, stored)
+            terms["logits"] = self.config.alpha * self.distance(outputs["logits"].logits, stored)
         return terms
+
+    def distance(self, logits: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+        """Return the mean squared distance to the stored logits, without those masked by `--classifier seen`."""
+        if self.scores_unseen_classes:
+            return F.mse_loss(logits, stored)
+        known = stored > torch.finfo(stored.dtype).min
+        return F.mse_loss(logits, stored.where(known, logits.detach()), reduction="sum") / known.sum()

@@ -59,8 +59,8 @@ def select(data: Batch, index: np.ndarray) -> Batch:
 class Icarl(Method):
     needs_own_classes = True
     scores_unseen_classes = False
-    # The means of exemplars are computed with the running statistics.
-    unused_options = (*BUFFER_OPTIONS, "eval_statistics")
+    # The loss has the classes seen; the means of exemplars are computed with the running statistics.
+    unused_options = (*BUFFER_OPTIONS, "classifier", "eval_statistics")
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)

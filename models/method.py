@@ -60,7 +60,8 @@ class Method:
     """
 
     uses_buffer = True  #: the run has a memory buffer
-    stores_logits = False  #: the buffer holds the logits of its samples
+    #: The buffer holds the logits of its samples; with `--classifier seen`, those of classes unseen then are masked.
+    stores_logits = False
     draw_names: tuple[str, ...] = ()  #: names of the draws from the buffer in a step
     needs_features = False  #: the network must have feature maps
     needs_own_classes = False  #: tasks must not share their classes
@@ -100,6 +101,8 @@ class Method:
         self.n_classes = spec.n_classes
         self.new_network = new_network
         self.tasks_begun = 0
+        if getattr(config, "classifier", "all") == "seen":
+            self.scores_unseen_classes = False
         self.assembler = BatchAssembler(config, augment, buffer)
         self.runner = StepRunner(self)
         self.compiled: CompiledStep | None = None  # set by `--compile`

@@ -24,3 +24,4 @@ class Sgd(Method):
 class Joint(Sgd):
     joint_training = True
     needs_boundaries = True
+    unused_options = ("classifier",)  # all classes are seen

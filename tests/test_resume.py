@@ -38,6 +38,7 @@ OFFLINE = ["--scenario", "offline", "--n_epochs", "2", "--lr_milestones", "1", "
 PERCEPTRON = [
     ("er", "adab2n", ["--optimizer", "adam", "--lr", "0.01"]),
     ("er_ace", "bn", RING),
+    ("derpp", "bn", ["--classifier", "seen", "--hold_out", "0.05"]),
     ("derpp", "adab2n", RING),
     ("er", "bn", BALANCED),
     ("er_ace", "adab2n", BALANCED),

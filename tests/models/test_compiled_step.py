@@ -55,6 +55,7 @@ def steps_of(method, stream, tasks, epochs: int = 1, number: int = 0):
     [
         ("derpp", "bn", {}, 1),
         ("derpp", "gn", {}, 1),
+        ("derpp", "bn", {"classifier": "seen"}, 1),
         ("er_ace", "cn", {}, 2),  # without replay, and with it
         ("derpp", "adab2n", {}, 2),  # psi of one group, and of any other number
         ("derpp", "adab2n", {"balance_groups": "class"}, 1),
@@ -81,7 +82,7 @@ def test_graphs_of_a_run_are_bounded(graphs, model, norm, options, most):
     ("model", "norm", "options"),
     [
         ("er_ace", "bn", {}),
-        ("derpp", "gn", {"minibatch_size": 6}),
+        ("derpp", "gn", {"minibatch_size": 6, "classifier": "seen"}),
         ("derpp", "adab2n", {"lambd": 1.0, "kappa": 0.3}),
         ("er", "adab2n", {"fidelity": "paper", "lambd": 0.01}),
         ("er_ace", "tbbn", {"minibatch_size": 2}),  # two splits in later tasks

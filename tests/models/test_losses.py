@@ -71,6 +71,17 @@ def test_loss_by_hand(model, draws, expected):
     assert loss.item() == pytest.approx(expected, abs=1e-12)
 
 
+def test_logits_of_classes_unseen_when_stored_do_not_count():
+    """With `--classifier seen`: squared distances 1, 0, 0, 9 of the first two classes; the others have no gradient."""
+    stored = STORED.index_fill(1, torch.tensor([2, 3]), torch.finfo(STORED.dtype).min)
+    current, now = (log_of([1, 2, 3, 4], [5, 1, 1, 1]), make_samples([3, 0])), NOW.clone().requires_grad_()
+    draw = (now, make_samples([0, 3], logits=stored))
+    loss = loss_of(bare("der", alpha=0.2, classifier="seen"), FIRST, current=current, logits=draw)
+    assert loss.item() == pytest.approx(CURRENT_LOSS + 0.2 * 10 / 4, abs=1e-12)
+    loss.backward()
+    assert now.grad.tolist() == [[0.1, 0, 0, 0], [0, pytest.approx(-0.3), 0, 0]]
+
+
 # --- ER-ACE ------------------------------------------------------------------------------------------------------
 
 

@@ -203,6 +203,7 @@ TRAINING = (
     added_option("eval_every", integer(1), "Steps between evaluations within a task (default: none)."),
     added_option("eval_statistics", choice("running", "buffer", "batch"), "Statistics at test time.", "running"),
     added_option("embedding_eval", flag, "At the end, evaluate NCM and a linear probe.", old_name="final_probes"),
+    added_option("classifier", choice("all", "seen"), "Classes that compete: all or those seen so far.", "all"),
     added_option("optimizer", choice("sgd", "adam", "adamw"), "Default learning rates are for SGD.", "sgd"),
     Option("lr", number(0), "Learning rate.", default=0.03),
     Option("optim_wd", number(0), "Weight decay.", default=0.0),

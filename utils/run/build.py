@@ -72,6 +72,8 @@ def check_together(config: Config, spec: StreamSpec) -> None:
     method, config = method_class(config), config.seen_by("model")
     if spec.is_domain and method.needs_own_classes:
         raise UsageError(f"--model {config.model} needs tasks with classes of their own; {spec.name} shares them")
+    if spec.is_domain and getattr(config, "classifier", "all") == "seen":
+        raise UsageError(f"--classifier seen has no effect on {spec.name}, whose tasks share their classes; remove it")
     if method.uses_buffer:
         if config.buffer_size is None:
             raise UsageError(f"--model {config.model} needs --buffer_size; {spec.name} has no default for it")
@@ -96,6 +98,8 @@ def build_network(config: Config, spec: StreamSpec, device: torch.device, weight
         batch_stat_layers(net, f"--eval_statistics {config.eval_statistics}")
     if config.amp != "none":
         net.autocast_dtype = getattr(torch, config.amp)
+    if getattr(config, "classifier", "all") == "seen":
+        net.unseen = torch.zeros(spec.n_classes, dtype=torch.bool)
     if not is_meta:
         net.norms.check_device(device)
     with oom_as_usage_error("the network"):

@@ -13,6 +13,7 @@ import sys
 
 from utils import console
 from utils.cli import Parser
+from utils.config.loop_options import folder
 from utils.config.options import integer
 from utils.config.plugins import given_plugins
 
@@ -72,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     add("--count", type=COUNT, default=10, help="how many to choose (default 10)")
     add("--base_path", help="folder with the data, if elsewhere than the records say")
     add_plugins_argument(repeat)
-    add("--results_path", default="results/repeated", help="for the new records (default results/repeated)")
+    add("--results_path", type=folder, default="results/repeated", help="of the new records (default results/repeated)")
     add_worker_arguments(repeat)
     return whole
 
@@ -87,7 +88,7 @@ def add_plan_arguments(command: argparse.ArgumentParser, ids: str = IDS) -> None
     add("--also", help="further norms and methods, separated by commas: rows in the tables of accuracies")
     add_plugins_argument(command)
     add("--base_path", help="folder with the data, as in main.py")
-    add("--results_path", default="results", help="folder of runs and reports (default results)")
+    add("--results_path", type=folder, default="results", help="folder of runs and reports (default results)")
 
 
 def add_plugins_argument(command: argparse.ArgumentParser) -> None:

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         from utils.run.identity import hash_meanings
 
         runs = load(arguments.results_path, failed=arguments.failed)
-        columns = arguments.columns.split(",") if arguments.columns else []
+        columns = list(dict.fromkeys(arguments.columns.split(","))) if arguments.columns else []
         sort = (arguments.sort or "run").removeprefix("-")
         known = [str(name) for name in runs]
         if unknown := [name for name in (*columns, sort) if name not in known]:

@@ -80,6 +80,7 @@ def raise_error(error):
         ([*ER, "--ring_quota", "class"], ["--ring_quota", "is an option of ring"]),
         ([*ER, *ADA, "--kappa", "1.5"], ["--kappa", "from 0 to 1", "1.5"]),
         ([*ER, *ADA, "--eta", "0"], ["--eta", "ends excluded"]),
+        ([*ER, "--results_path="], ["--results_path", "a folder"]),
         ([*ER, "--lr", "nan"], ["--lr", "nan"]),
         ([*ER, "--lr", "-0.1"], ["--lr", "from 0"]),
         ([*ER, "--lr", "fast"], ["--lr", "a number", "fast"]),

@@ -69,6 +69,10 @@ def test_where(cells, query, runs):
     assert lines[-1] == [str(len(runs)), "of", "4", "runs"]
 
 
+def test_a_column_given_twice_is_shown_once(cells):
+    assert cells("--columns", "seed,model,seed") == cells("--columns", "seed,model")
+
+
 @pytest.mark.parametrize(
     ("words", "keyword"),
     [

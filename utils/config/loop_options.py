@@ -32,6 +32,13 @@ LARGEST_SEED = 2**31 - 1
 # --- value types ------------------------------------------------------------------------------------------------------
 
 
+def folder(text: str) -> str:
+    """Return the path of a folder that need not exist."""
+    if not text:
+        raise invalid("a folder, . for this one", text)
+    return text
+
+
 def milestones(text: str) -> tuple[int, ...]:
     """Parse epochs separated by commas, or `none`."""
     epochs = [] if text == "none" else [integer(1)(word) for word in text.split(",")]
@@ -229,7 +236,7 @@ BUFFER = (
 )
 
 OUTPUT = (
-    FreeOption("results_path", str, "Folder of runs.", default="results"),
+    FreeOption("results_path", folder, "Folder of runs.", default="results"),
     FreeOption("checkpoint_every", interval, "Time (5m) or steps between checkpoints.", default=Interval(seconds=300)),
     FreeOption("save_model", flag, "Write the final network and the buffer as model.safetensors."),
     FreeOption("log_every", integer(1, 10**6), "Steps between two lines of the log.", default=50),

@@ -123,7 +123,7 @@ def _read(path: str) -> tuple[dict[str, Any], bool]:
     is_json = path.endswith(".json")
     try:
         text = Path(path).read_text(encoding="utf-8")
-        content = json.loads(text) if is_json else tomllib.loads(text)
+        content = json.loads(text, object_pairs_hook=_unique_keys) if is_json else tomllib.loads(text)
     except (OSError, ValueError) as error:
         kind = "JSON" if is_json else "TOML"
         raise UsageError(f"--config: cannot read {path} as {kind}: {getattr(error, 'strerror', error)}") from None
@@ -132,6 +132,13 @@ def _read(path: str) -> tuple[dict[str, Any], bool]:
     if not isinstance(content, dict):
         raise UsageError(f"--config {path} has no options; give a TOML file, or a run's record.json or config.json")
     return content, is_json
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if len({*keys}) < len(keys):
+        raise ValueError(f"key {max(keys, key=keys.count)!r} is there more than once; remove all but one")
+    return dict(pairs)
 
 
 def _as_words(values: dict[str, Any], options: dict[str, Option]) -> Iterator[str]:

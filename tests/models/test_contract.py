@@ -68,7 +68,7 @@ def test_a_run_resumed_from_any_checkpoint_ends_the_same(model):
 )
 def test_options_without_effect_are_refused(model, option):
     with pytest.raises(UsageError, match=f"--{option}"):
-        resolve({"model": model, "dataset": "seq-cifar10", "buffer_size": 100, option: 1})
+        resolve({"model": model, "dataset": "seq-cifar10", option: 1})
 
 
 @pytest.mark.parametrize("model", DEFAULTS)

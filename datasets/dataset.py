@@ -234,7 +234,7 @@ class Dataset:
     def _sizes(self, config: Config, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return sizes after `--validation` or `--hold_out`; every row, a class or a domain, must have some left."""
         name = "hold_out" if config.validation is None else "validation"
-        if (share := getattr(config, name)) is None:
+        if (share := getattr(config, name, None)) is None:  # a plug-in may lack the option
             return train, test
         held_out = held_out_count(train, share)
         if any(sizes.reshape(len(train), -1).sum(1).min() < 1 for sizes in (held_out, train - held_out)):
@@ -261,8 +261,8 @@ class Dataset:
         raw, self._raw = self._raw or self.read(config), None
         if config.validation is not None:
             return with_validation(raw, config.validation)
-        if config.hold_out is not None:
-            rest = with_validation(raw, config.hold_out)
+        if (share := getattr(config, "hold_out", None)) is not None:
+            rest = with_validation(raw, share)
             return replace(raw, train_images=rest.train_images, train_labels=rest.train_labels)
         return raw
 

@@ -161,6 +161,7 @@ ADA = ["--norm", "adab2n"]
         ([*ER, "none", "--current_share", "1/T"], "--current_share"),
         ([*ER, "none", "--buffer_mode", "ring", "--ring_quota", "task"], "--ring_quota"),
         ([*ER, "none", "--stop_after", "2"], "--stop_after"),
+        ([*ER, "none", "--classifier", "seen"], "--classifier"),
         ([*ER, "none", "--scenario", "offline"], "one pass"),
         ([*ER, "none", "--n_iters", "5"], "one pass"),
         ([*ER, "none", "--boundary_strength", "0.5"], "--boundary_strength"),

@@ -145,7 +145,7 @@ def check_boundary(config: dict[str, Any], explicit: dict[str, Any]) -> None:
     if config.get("ring_quota") == "task" and "ring_quota" not in explicit:
         config["ring_quota"] = "class"
     task_options = {"stop_after": explicit.get("stop_after", 0), "balance_replay": True, "ring_quota": "task"}
-    for name, value in (task_options | {"current_share": ONE_OF_TASKS_SEEN}).items():
+    for name, value in (task_options | {"current_share": ONE_OF_TASKS_SEEN, "classifier": "seen"}).items():
         if config.get(name) == value:
             raise UsageError(f"--{name} {value} {needs}; remove it")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -19,21 +19,21 @@ from typing import Any
 
 from utils import console
 from utils.cli import Parser
-from utils.figures.catalogue import FIGURES
+from utils.figures.catalogue import COMPARISONS, FIGURES
 from utils.figures.style import save
 from utils.figures.tabled import final_statistics
 from utils.run.records import read_record
-from utils.studies.claims import FAILS, HOLDS, OPEN, Verdict, judge_all
-from utils.studies.compare import Paired, records_by_seed, values_by_seed
+from utils.studies.claims import ABOVE
+from utils.studies.compare import Paired, records_by_seed
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
 from utils.studies.final_statistics import arms_with_statistics, page_values
-from utils.studies.plans import ONLINE, PLANS, Comparison, Experiment, Plan
+from utils.studies.plans import ONLINE, PLANS, Experiment, Plan
 from utils.studies.presets import NARROW
 from utils.studies.render import environment
-from utils.studies.results import Result, Table, tabulate, warnings
+from utils.studies.results import Result, Table, published_value, tabulate, warnings
 from utils.studies.runs import MEASURED, Runs
 from utils.studies.selection import Selection, required_runs
-from utils.studies.study import STUDIES, read_study
+from utils.studies.verdicts import BELOW, EQUIVALENT, NO_VERDICT, Verdict, judge_all
 from utils.tables import TITLES, markdown_table, markdown_text, mean_and_deviation
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,14 +41,18 @@ README, PAGE, RUNS = ROOT / "README.md", ROOT / "docs" / "evidence.md", ROOT / "
 STATISTICS = ROOT / "docs" / "statistics.md"
 BEGIN, END = "<!-- evidence: python -m scripts.evidence -->", "<!-- end of evidence -->"
 EMPTY_DIR = "no-results"  # a results folder that does not exist: only kept records count
-QUESTIONS = {  # a claim, what a user asks, and the answers if it holds and if the opposite does
-    "class-il": ("AdaB²N or BN, each in the paper's forward?", "AdaB²N", "BN"),
-    "cn": ("CN or BN?", "CN", "BN"),
-    "bn-joint": ("Joint or separate forward for BN?", "joint", "separate"),
-    "same-forward": ("AdaB²N or BN, both in a joint forward?", "AdaB²N", "BN"),
-    "cn-learned": ("CN's affine parameters: learned or frozen?", "learned", "frozen"),
-    "above-cn-learned": ("AdaB²N or CN with learned affine parameters?", "AdaB²N", "CN"),
-}
+QUESTIONS = {  # what a user asks, the claims that answer it, the choice if they are above, and the choice otherwise
+    "Current and replayed samples in one forward pass or in two, with BN and Domain-IL?":
+        ({"Permuted MNIST": "mnist-joint"}, "one", "either"),
+    "AdaB²N or BN, both in one forward pass, Domain-IL?": ({"Permuted MNIST": "mnist-same-forward"}, "AdaB²N", "BN"),
+    "One forward pass or two, with BN on CIFAR?":
+        ({"Class-IL": "bn-joint-class", "Task-IL": "bn-joint-task"}, "one", "two, as the released code has it"),
+    "AdaB²N or BN, both in one forward pass, on CIFAR?":
+        ({"Class-IL": "same-forward-class", "Task-IL": "same-forward-task"}, "AdaB²N", "BN"),
+    "AdaB²N or BN as released, on CIFAR?":
+        ({"Class-IL": "adab2n-bn-class", "Task-IL": "adab2n-bn-task"}, "AdaB²N", "BN"),
+    "CN or BN, on CIFAR?": ({"Class-IL": "cn-bn-class", "Task-IL": "cn-bn-task"}, "CN", "BN"),
+}  # fmt: skip
 
 
 def evidence(measured: Path = MEASURED) -> Selection:
@@ -73,7 +77,8 @@ def number(result: Result | None) -> str:
     if result.cell.baseline is not None:
         return result.paired.text(1)
     spread = "" if result.std is None else f" ± {result.std:.1f}"
-    paper = "" if result.paper is None else f"; paper {result.paper:.1f}"
+    published = published_value(result.cell.comparison)
+    paper = "" if published is None else f"; paper {published:.1f}"
     return f"{result.mean:.1f}{spread} (n = {result.n}{paper})"
 
 
@@ -89,7 +94,7 @@ def render(template: str, selection: Selection, **values: Any) -> str:
         "fill": lambda text: textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False),
         "hours": lambda records: f"{sum(record['wall_seconds'] for record in records) / 3600:.1f}",
         "text": markdown_text, "threads": threads, "difference": difference,
-        "interval": lambda paired: paired.interval_text(1), "numbers": lambda paired: paired.text(1),
+        "numbers": lambda paired: paired.text(1), "paper_text": paper_text,
     }  # fmt: skip
     env.filters |= filters
     return env.get_template(template).render(records=finished(selection), **values).rstrip("\n") + "\n"
@@ -97,90 +102,87 @@ def render(template: str, selection: Selection, **values: Any) -> str:
 
 def readme_part(selection: Selection) -> str:
     """Return README's section."""
-    verdicts, exploratory = zip(*judge_all(selection), strict=True)
+    verdicts = {verdict.id: verdict for verdict, _ in judge_all(selection)}
     required, _ = required_runs([*CONFIRM.values()], selection)
+    families = {name: Counter(verdict.conclusion for verdict in verdicts.values() if verdict.claim.is_ours == is_ours)
+                for name, is_ours in (("paper", False), ("ours", True))}  # fmt: skip
     return render(
-        "evidence_readme.md.j2", selection, counts=Counter(verdict.verdict for verdict in verdicts),
-        required=len(required), done=sum(selection.runs.record(run) is not None for run in required.values()),
-        started=sum(bool(verdict.started) for verdict in exploratory),
-        above=sum(verdict.paired.is_above for verdict in exploratory),
-        below=sum(verdict.paired.is_below for verdict in exploratory), controls=mnist_controls(selection),
+        "evidence_readme.md.j2", selection, verdicts=verdicts, families=families, required=len(required),
+        done=sum(selection.runs.record(run) is not None for run in required.values()),
     )  # fmt: skip
-
-
-def mnist_controls(selection: Selection) -> dict[str, list[tuple[str, Paired]]]:
-    """Return, by method, the differences on Permuted MNIST that tell the norm from the forward pass."""
-    selection = replace(selection, seeds=CONFIRMATORY_SEEDS)
-    cells = {cell.row: cell for cell in CONFIRM["confirm-mnist"].cells(NARROW)}
-    arms = (("AdaB²N", "BN, separate"), ("BN, joint", "BN, separate"), ("AdaB²N", "BN, joint"))
-    controls: dict[str, list[tuple[str, Paired]]] = {}
-    for method in ("ER", "DER++"):
-        for arm, baseline in arms:
-            ours, theirs = (cells[f"{method} w/ {name}"] for name in (arm.replace("AdaB²N", "AdaB²N, joint"), baseline))
-            comparison = Comparison(((1, ours.experiment), (-1, theirs.experiment)), ours.metric)
-            paired = Paired(tuple(values_by_seed(comparison, selection).values()))
-            controls.setdefault(method, []).append((f"{arm} − {baseline}".replace(",", ""), paired))
-    return controls
-
-
-def statement_rows(verdicts: list[Verdict]) -> list[tuple[Verdict, str, list[dict[str, Any]]]]:
-    """Return the statements that have runs, each with the plan and the records of its runs."""
-    rows = []
-    for verdict in (verdict for verdict in verdicts if verdict.started):
-        experiments = {experiment for comparison in verdict.comparisons for experiment in comparison.experiments}
-        rows.append((verdict, plan_of(experiments), list(verdict.records.values())))
-    return rows
-
-
-def plan_of(experiments: set[Experiment]) -> str:
-    """Return the first plan that has all these experiments, or its parts on their data sets."""
-    data = {experiment.data for experiment in experiments}
-    for plan in (*STUDIES.values(), *PLANS.values()):
-        cells = list(plan.cells(NARROW))
-        if experiments <= {experiment for cell in cells for experiment in cell.comparison.experiments}:
-            whole = data == {cell.experiment.data for cell in cells}
-            return plan.id if whole else " ".join(f"{plan.id}:{name}" for name in sorted(data))
-    return "all"
-
-
-def is_outside(paper: float | None, paired: Paired) -> bool:
-    """Return whether the paper's difference lies outside our interval."""
-    return paper is not None and paired.interval is not None and not paired.interval[0] <= paper <= paired.interval[1]
 
 
 def page(selection: Selection) -> str:
     pairs = judge_all(selection)
-    confirmatory, exploratory = ([pair[i] for pair in pairs] for i in (0, 1))
     by_id = {pair[0].id: pair for pair in pairs}
-    plans = [(plan, selection) for plan in (*STUDIES.values(), PLANS["table2"], PLANS["table3"], *CONFIRM.values())]
-    plans += own_plans(selection.runs.measured)
-    tables = [tabulate(plan, of_plan) for plan, of_plan in plans]
-    other_data = [line for _, of_plan in plans for line in of_plan.runs.on_other_data()]
+    tables = [tabulate(plan, selection) for plan in confirmatory_plans()]
     records = [read_record(path) for path in sorted(selection.runs.measured.glob("*/record.json"))]
+    have_runs = [pair for pair in pairs if pair[0].values or pair[1].values]
     return render(
         "evidence_page.md.j2", selection,
-        warnings=list(dict.fromkeys([*warnings([*tables, *chain(*pairs)], selection.runs), *other_data])),
-        choices=[(question, answer(by_id[id][0], *answers), *by_id[id])
-                 for id, (question, *answers) in QUESTIONS.items() if by_id[id][0].started or by_id[id][1].started],
+        warnings=warnings([*tables, *chain(*pairs)], selection.runs),
+        choices=[(question, [(place, answer(by_id[id][0], *answers), *by_id[id]) for place, id in ids.items()])
+                 for question, (ids, *answers) in QUESTIONS.items()],
         readings=[pair for id in ("table2", "table3") if (pair := readings(id, selection))],
-        confirmatory=statement_rows(confirmatory), exploratory=statement_rows(exploratory),
-        outside=[verdict for verdict in exploratory if is_outside(verdict.paper, verdict.paired)],
-        missing=[verdict for verdict, other in pairs if not verdict.started and not other.started],
-        verdicts_by_seeds={"Confirmatory seeds, 3 to 9": confirmatory, "Exploratory seeds, 0 to 2": exploratory},
+        families={title: verdict_table([pair for pair in have_runs if pair[0].claim.is_ours == is_ours])
+                  for title, is_ours in (("The paper's statements", False), ("Our questions", True))},
+        missing=[verdict for verdict, other in pairs if not verdict.values and not other.values],
+        cells=cell_table([by_id[id][0] for ids in COMPARISONS.values() for id in ids if by_id[id][0].values]),
         tables=[(table, text) for table in tables if (text := finished_part(table))],
         failures=[record for record in records if record and record["status"] != "finished"],
     )  # fmt: skip
 
 
-def answer(verdict: Verdict, if_holds: str, if_opposite: str) -> str:
+def answer(verdict: Verdict, if_above: str, otherwise: str) -> str:
     """Return an answer to a user's question that is no stronger than the verdict."""
-    if verdict.verdict == FAILS:
-        return if_opposite if verdict.paired.is_below else OPEN
-    return if_holds if verdict.verdict == HOLDS else verdict.verdict
+    is_decided = verdict.verdict != NO_VERDICT and {ABOVE, BELOW, EQUIVALENT} & {*verdict.findings}
+    return (if_above if ABOVE in verdict.findings else otherwise) if is_decided else f"undecided, so {otherwise}"
+
+
+def verdict_table(pairs: list[tuple[Verdict, Verdict]]) -> str:
+    """Return a row for every statement, and rows for its methods where they differ."""
+    head = ["difference in points", "paper", "seeds 3 to 9", "cells above, below, all", "p", "verdict", "conclusion",
+            "seeds 0 to 2", "these alone"]  # fmt: skip
+    lines: list[Sequence[str]] = []
+    for verdict, other in pairs:
+        signs = [sum(value > 0 for value in verdict.means), sum(value < 0 for value in verdict.means)]
+        p = "–" if verdict.corrected_p is None else f"{verdict.corrected_p:.2g}"
+        lines.append((
+            verdict.claim.statement, paper_text((verdict if verdict.values else other).published),
+            verdict.difference.text(1), ", ".join(map(str, [*signs, len(verdict.comparisons)])), p,
+            verdict.verdict.replace(NO_VERDICT, "–"), f"**{verdict.conclusion}**", other.difference.text(1),
+            other.finding_text if other.values else "–",
+        ))  # fmt: skip
+        parts = [part.by_method for part in (verdict, other) if verdict.differs_by_method or other.differs_by_method]
+        for method in dict.fromkeys(chain(*parts)):
+            ours, theirs = (part.get(method) for part in parts)
+            paper = paper_text(next(part.published for part in (ours, theirs) if part))
+            numbers = [part.difference.text(1) if part else "–" for part in (ours, theirs)]
+            lines.append((f"– {method}", paper, numbers[0], *[""] * 4, numbers[1], ""))
+    return markdown_table(head, lines)
+
+
+def paper_text(published: Paired | None) -> str:
+    """Return the paper's difference, with the interval of Welch's test if it has standard deviations."""
+    if published is None or published.mean is None:
+        return "–"
+    if published.interval is None:
+        return f"{published.mean:+.1f}"
+    verdict = "above" if published.is_above else "below" if published.is_below else "inconclusive"
+    return f"{published.mean:+.1f} {published.interval_text(1)}, {verdict}"
+
+
+def cell_table(verdicts: list[Verdict]) -> str:
+    """Return the differences of all cells: a row for every statement, a column for every cell."""
+    names = list(dict.fromkeys(chain(*(verdict.values for verdict in verdicts))))
+    lines = [(verdict.claim.statement, *(verdict.cells.get(name, Paired()).text(1) for name in names))
+             for verdict in verdicts]  # fmt: skip
+    return markdown_table(["", *names], lines) if names else ""
 
 
 def readings(id: str, selection: Selection) -> tuple[int, float, float] | None:
-    """Return (rows, our mean distance to the paper with 20, with 10 tasks of CIFAR-100) of a table."""
+    """Return (rows, our mean distance to the paper with 20, with 10 tasks of CIFAR-100) of a table, by all seeds."""
+    selection = replace(selection, seeds=(*EXPLORATORY_SEEDS, *CONFIRMATORY_SEEDS))
     results = tabulate(PLANS[id], selection).results.values()
     gaps = {result.cell.experiment: result.difference for result in results if result.difference is not None}
     pairs = [(gaps[twenty], gap) for experiment, gap in gaps.items() if experiment.data == "cifar100-10"
@@ -198,12 +200,11 @@ def finished_part(table: Table) -> str:
     return markdown_table(head, lines) if rows else ""
 
 
-def own_plans(measured: Path) -> Iterator[tuple[Plan, Selection]]:
-    """Yield the plans of `scripts/studies`, which have other networks and data."""
-    for path in sorted((ROOT / "scripts" / "studies").glob("*.toml")):
-        study = read_study(path)
-        selection = Selection("fixed", Runs(study.preset(), EMPTY_DIR, measured=measured), study.seeds)
-        yield from ((plan, selection) for plan in study.plans().values())
+def confirmatory_plans() -> list[Plan]:
+    """Return the confirmatory runs as two plans: Permuted MNIST, and everything else."""
+    mnist, *others = CONFIRM.values()
+    return [mnist, Plan("confirm", "CIFAR", lambda preset: chain(*(plan.cells(preset) for plan in others)),
+                        seeds=CONFIRMATORY_SEEDS)]  # fmt: skip
 
 
 def common_commands(selection: Selection) -> str:

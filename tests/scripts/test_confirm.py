@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from statistics import mean, stdev
 
 import pytest
 
 from scripts import evidence
 from tests.scripts.records import finish
-from utils.studies.claims import CLAIMS, judge
-from utils.studies.compare import averaged
+from utils.studies.claims import CLAIMS
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
 from utils.studies.plans import Experiment
 from utils.studies.presets import NARROW
 from utils.studies.runs import Runs
 from utils.studies.selection import Selection, required_runs
+from utils.studies.verdicts import judge
 
 
 @pytest.fixture
@@ -34,18 +32,18 @@ def test_an_exploratory_seed_is_not_counted_as_confirmatory(selection):
         for seed in (0, 3):
             finish(selection.runs.of(Experiment("derpp", norm, "cifar10", 500), seed), accuracy + seed)
     for seeds, seed in ((CONFIRMATORY_SEEDS, 3), (EXPLORATORY_SEEDS, 0)):
-        [cell] = judge(CLAIMS["class-il"], replace(selection, seeds=seeds)).started.values()
+        [cell] = judge(CLAIMS["adab2n-bn-class"], replace(selection, seeds=seeds)).cells.values()
         assert cell.differences == (5.0,), f"seed {seed} alone is one of these"
-    assert not judge(CLAIMS["class-il"], replace(selection, seeds=CONFIRMATORY_SEEDS[1:])).started
+    assert not judge(CLAIMS["adab2n-bn-class"], replace(selection, seeds=CONFIRMATORY_SEEDS[1:])).values
 
 
 def test_the_page_keeps_exploratory_seeds_out_of_the_confirmatory_section():
     page = evidence.page(evidence.evidence())
-    confirmatory = page.split("## Confirmatory seeds")[1].split("\n## ")[0]
+    confirmatory = page.split("## Differences by cell, seeds 3 to 9")[1]
     exploratory = replace(evidence.evidence(), seeds=EXPLORATORY_SEEDS)
     for claim in CLAIMS.values():
-        for cell in judge(claim, exploratory).started.values():
-            assert f"| {evidence.difference(cell.mean)} | {cell.interval_text(1)} |" not in confirmatory
+        for cell in judge(claim, exploratory).cells.values():
+            assert cell.text(1) not in confirmatory
 
 
 def test_runs_come_group_by_group_and_seed_by_seed(selection):
@@ -58,17 +56,3 @@ def test_runs_come_group_by_group_and_seed_by_seed(selection):
     widths = [run.options.get("num_filters") for run in runs.values()]
     assert widths == [None] * 60 + [16] * 254 + [64] * 9
     assert all(run.options["final_statistics"] for run in runs.values())
-
-
-def test_seeds_that_a_cell_lacks_count_in_the_others():
-    full, short = {3: 1.0, 4: 2.0, 5: 6.0, 6: 3.0}, {3: 0.0, 4: 4.0, 5: 1.0}
-    pooled = averaged([full, short])
-    assert pooled.mean == pytest.approx((3.0 + 5 / 3) / 2)
-    assert pooled.n == 4
-    alone = averaged([full])
-    assert alone.interval == averaged([full, full]).interval
-    assert alone.interval[1] - alone.mean == pytest.approx(3.182446 * stdev(full.values()) / 2, rel=1e-6)
-    # By hand: residuals over cells times sqrt(n (n - 1)), added up seed by seed.
-    a, b = ({seed: value - mean(cell.values()) for seed, value in cell.items()} for cell in (full, short))
-    by_seed = [a[s] / (2 * math.sqrt(12)) + b.get(s, 0.0) / (2 * math.sqrt(6)) for s in full]
-    assert pooled.pooled[1] == pytest.approx(math.sqrt(sum(value**2 for value in by_seed)))

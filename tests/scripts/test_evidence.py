@@ -7,7 +7,6 @@ import re
 import shutil
 from dataclasses import replace
 from functools import cache
-from itertools import chain
 
 import pytest
 
@@ -19,15 +18,17 @@ from utils.config.parser import parse
 from utils.figures.catalogue import FIGURES
 from utils.figures.style import LIGHT, drawn_in
 from utils.run.records import read_record
-from utils.studies import claims, compare
-from utils.studies.claims import CLAIMS, FAILS, HOLDS, NO_VERDICT, OPEN, Claim, Verdict, judge
+from utils.studies import compare, verdicts
+from utils.studies.claims import ABOVE, CLAIMS, Claim
 from utils.studies.compare import Paired, records_by_seed
-from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
-from utils.studies.plans import JOINT, Experiment
+from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS, PAPER_WIDTH
+from utils.studies.plans import JOINT, Comparison, Experiment
 from utils.studies.presets import SMOKE
 from utils.studies.results import published, published_value, tabulate
 from utils.studies.runs import MEASURED, Runs
 from utils.studies.selection import Selection
+from utils.studies.study import read_study
+from utils.studies.verdicts import BELOW, HOLDS, NO_VERDICT, OPEN, Verdict, judge
 
 
 def test_readme_and_page_say_what_the_records_say():
@@ -43,10 +44,11 @@ def test_records_are_sealed_and_of_one_kind():
         assert {condition["num_threads"] for condition in record["conditions"]} == {1}
         assert not {"/root", "/home", "/work"} & set(re.findall(r"/[a-z]+", path.read_text()))
     counted = {record["run"] for record in evidence.finished(evidence.evidence())}
-    for plan, selection in evidence.own_plans(MEASURED):
-        counted |= set(tabulate(plan, selection).records)
     for plan in CONFIRM.values():
         counted |= set(tabulate(plan, evidence.evidence()).records)
+    study = read_study(evidence.ROOT / "scripts" / "studies" / "permuted_mnist.toml")
+    selection = Selection("fixed", Runs(study.preset(), evidence.EMPTY_DIR), study.seeds)
+    counted |= set(tabulate(study.plans()["permuted_mnist"], selection).records)
     assert counted == {path.parent.name for path in paths if read_record(path)["status"] == "finished"}
 
 
@@ -94,48 +96,45 @@ def test_a_changed_digit_stops_what_reports_before_it_writes(damaged, tmp_path, 
     assert not (tmp_path / "reports").exists()
 
 
-def test_what_the_paper_has_for_the_cells_with_runs(tmp_path):
-    claim = CLAIMS["class-il"]
-    cell = dict(claim.cells(evidence.NARROW))["ER-ACE, Split CIFAR-10, M = 500"]
+def test_what_the_paper_has_for_the_cells_with_runs():
+    cell = dict(CLAIMS["adab2n-bn-class"].cells(evidence.NARROW))["ER-ACE, Split CIFAR-10, M = 500"]
     bn, ours = (float(published("table3")[f"ER-ACE w/ {norm}", "Split CIFAR-10 M=500"][0]) for norm in ("BN", "Ours"))
     assert published_value(cell) == pytest.approx(ours - bn)
-    assert judge(claim, evidence.evidence(tmp_path)).paper is None
+    wide = Comparison(tuple((sign, replace(e, flags=PAPER_WIDTH)) for sign, e in cell.terms), cell.metric)
+    assert published_value(wide) == pytest.approx(ours - bn)
+    control = Comparison(tuple((sign, replace(e, flags=JOINT)) for sign, e in cell.terms), cell.metric)
+    assert published_value(control) is None  # the paper has no BN in a joint forward pass
 
 
-def verdict(cells: dict[str, tuple[float, ...]], counted: str, **facts) -> Verdict:
-    started = {name: Paired(values) for name, values in cells.items()}
-    claim = Claim("made-up", "ours is above", "nowhere", lambda preset: iter(()), **facts)
-    return Verdict(claim, started[counted], started, {counted: started[counted]}, is_confirmatory=True)
+@pytest.mark.parametrize(
+    ("differences", "facts", "text"),
+    [
+        ((5.0, 5.1, 4.9), {}, "yes"),
+        ((-5.0, -5.1, -4.9), {}, "no"),
+        ((0.1, 0.0, -0.1), {}, "no"),
+        ((5.0, 0.1, -3.0), {}, "undecided, so no"),
+        ((5.0, 5.1), {}, "undecided, so no"),
+        ((5.0, 5.1, 4.9), {"is_confirmatory": False}, "undecided, so no"),
+        ((5.0, 5.1, 4.9), {"corrected_p": 0.06}, "undecided, so no"),
+    ],
+)
+def test_an_answer_is_no_stronger_than_the_verdict(differences, facts, text):
+    statement = Claim("made-up", "ours is above", "nowhere", lambda preset: iter(()))
+    facts = {"is_confirmatory": True} | facts
+    values = dict(enumerate(differences))
+    assert (
+        evidence.answer(Verdict(statement, {"here": values}, {"here": []}, {"here": ""}, **facts), "yes", "no") == text
+    )
 
 
-def test_cells_that_speak_against_a_statement_about_all():
-    clear, opposed = (5.0, 5.1, 4.9), (-5.0, -5.1, -4.9)
-    assert verdict({"there": clear, "here": (-1.0,)}, "there", every=True).verdict == OPEN
-    assert verdict({"there": clear, "here": opposed}, "there", every=True).verdict == FAILS
-    assert verdict({"here": opposed}, "here").paired.text(1) == "-5.0 [-5.2, -4.8], n = 3"
-
-
-@pytest.mark.parametrize(("paper", "is_outside"), [(5.3, True), (5.1, False), (4.7, True), (None, False)])
-def test_the_papers_difference_may_lie_outside_our_interval(paper, is_outside):
-    """[+4.8, +5.2]"""
-    assert evidence.is_outside(paper, Paired((5.0, 5.1, 4.9))) == is_outside
-    assert not evidence.is_outside(paper, Paired((5.0,)))
-
-
-def test_an_answer_is_no_stronger_than_the_verdict():
-    below = (-5.0, -5.1, -4.9)
-    assert evidence.answer(verdict({"here": (5.0, 5.1, 4.9)}, "here"), "yes", "no") == "yes"
-    assert evidence.answer(verdict({"here": below}, "here"), "yes", "no") == "no"
-    assert evidence.answer(verdict({"here": below[:2]}, "here"), "yes", "no") == NO_VERDICT
-    assert evidence.answer(replace(verdict({"here": below}, "here"), is_confirmatory=False), "yes", "no") == NO_VERDICT
-
-
-def test_the_plan_behind_a_row():
-    ours, bn, joint = (Experiment("derpp", norm, "cifar10", 500, flags)
-                       for norm, flags in (("adab2n", ()), ("bn", ()), ("bn", JOINT)))  # fmt: skip
-    assert evidence.plan_of({ours, bn, joint}) == "core:cifar10"
-    assert evidence.plan_of({ours, Experiment("derpp", "bn", "cifar100", 2000, JOINT)}) == "core"
-    assert evidence.plan_of({bn, Experiment("derpp", "gn", "cifar10", 500)}) == "table2:cifar10"
+def test_a_row_for_every_method_where_methods_differ():
+    gains = {"derpp": {3: 5.0, 4: 5.5, 5: 4.5}, "er_ace": {3: -5.0, 4: -5.5, 5: -4.5}}
+    pairs = {model: [Comparison(((1, Experiment(model, "bn", "cifar10", 1)),), ())] for model in gains}
+    statement = Claim("made-up", "ours is above", "nowhere", lambda preset: iter(()))
+    verdict = Verdict(statement, gains, pairs, dict.fromkeys(gains, ""))
+    rows = evidence.verdict_table([(verdict, replace(verdict, values={}))]).splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| ours is above", "| – DER++", "| – ER-ACE"]
+    assert len({row.count("|") for row in rows}) == 1
 
 
 def test_both_readings_of_cifar100_are_compared_with_the_paper(tmp_path):
@@ -153,6 +152,8 @@ def test_numbers_as_text():
     assert Paired((1.0,)).interval_text(1) == "–"
     assert Paired((1.0, 3.0)).interval_text(1) == "[-10.7, +14.7]"
     assert Paired((2.0, 2.0)).text(1) == "+2.0 no interval, n = 2"
+    assert evidence.paper_text(Paired(pooled=(0.55, 0.43, 12.8))) == "+0.6 [-0.4, +1.5], inconclusive"
+    assert evidence.paper_text(Paired(pooled=(12.26, 0.0, 0.0))) == "+12.3"
 
 
 @pytest.mark.parametrize(("counts", "text"), [((1, 1), "one thread"), ((1, 2), "1 or 2 threads"), ((4,), "4 threads"),
@@ -199,18 +200,14 @@ def test_no_single_kept_record_turns_above_into_below(monkeypatch):
         by_seed = records(experiment, selection.seeds)
         return {seed: record for seed, record in by_seed.items() if record["run"] != removed}
 
-    for module in (claims, compare):
+    for module in (verdicts, compare):
         monkeypatch.setattr(module, "records_by_seed", without_removed)
     judged = [(claim, replace(kept, seeds=seeds), judge(claim, replace(kept, seeds=seeds)))
               for claim in CLAIMS.values() for seeds in (EXPLORATORY_SEEDS, CONFIRMATORY_SEEDS)]  # fmt: skip
     assert {HOLDS, OPEN} <= {verdict.tendency for _, _, verdict in judged}
-    assert {verdict.verdict for _, _, verdict in judged if not verdict.is_confirmatory} == {NO_VERDICT}
-    controls = list(chain(*evidence.mnist_controls(kept).values()))
-    assert any(paired.is_above for _, paired in controls)
+    assert {verdict.conclusion for _, _, verdict in judged if not verdict.is_confirmatory} == {NO_VERDICT}
     for removed in [record["run"] for record in kept.runs.all_records()]:  # which without_removed reads
         for claim, selection, verdict in judged:
             if removed in verdict.records:
-                assert {verdict.tendency, judge(claim, selection).tendency} != {HOLDS, FAILS}, (claim.id, removed)
-        if "perm-mnist" in removed:
-            for (_, before), (_, after) in zip(controls, chain(*evidence.mnist_controls(kept).values()), strict=True):
-                assert not (before.is_above and after.is_below), removed
+                after = judge(claim, selection)
+                assert not {*verdict.findings, *after.findings} >= {ABOVE, BELOW}, (claim.id, removed)

@@ -72,6 +72,21 @@ def test_more_forgetting_has_the_colour_of_a_loss(light, lower_is_better, norm):
     assert figure.axes[0].lines[0].get_color() == colour_of(norm)
 
 
+def test_differences_stand_beside_the_papers_in_every_setting(light):
+    """The line over all methods, and one for a method; the paper's is a mark."""
+    ours, exploratory = Paired((1.0, 2.0, 3.0)), Paired((-1.0, 0.0))
+    lines = {("ours over BN", ""): (ours, exploratory, Paired(pooled=(6.0, 1.0, 4.0))),
+             ("ours over BN", "DER++"): (ours, Paired(), None)}  # fmt: skip
+    drawing = tabled.differences({"Class-IL": lines, "Task-IL": lines})
+    assert [axes.get_title() for axes in drawing.axes] == ["Class-IL", "Task-IL"]
+    for axes in drawing.axes:
+        spans = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 2]
+        assert sum(np.allclose(span, ours.interval) for span in spans) == 2
+        assert [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "D"] == [6.0]
+    assert [label.get_text() for label in drawing.axes[0].get_yticklabels()] == ["ours over BN", "DER++"]
+    assert tabled.differences({}) is None
+
+
 def test_curves_after_each_task_are_means_over_seeds(tmp_path, light):
     chosen = selection(tmp_path)
     [(key, buffer), *_] = places(SMOKE)
@@ -136,9 +151,9 @@ def test_the_same_run_gives_the_same_file(run, tmp_path):
 
 
 def test_figures_without_runs_say_what_to_run(tmp_path, capsys):
-    assert figures(["fig1", "forest", "--preset", "smoke", "--results_path", str(tmp_path)]) == 1
+    assert figures(["fig1", "confounds", "--preset", "smoke", "--results_path", str(tmp_path)]) == 1
     words = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [(line[0], line[-1]) for line in words] == [("fig1:", "fig1"), ("forest:", "table2")]
+    assert [(line[0], line[-1]) for line in words] == [("fig1:", "fig1"), ("confounds:", "core")]
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_records_of_another_kind_are_warned_of(tmp_path):
 def test_claims_and_reports_warn_alike(tmp_path, capsys, monkeypatch, command):
     """Of a seed that one arm lacks, of different threads, and of records on other data."""
     monkeypatch.setattr(report_command, "draw_figures", lambda *arguments: {})
-    comparison = dict(CLAIMS["cn"].cells(SMOKE))["DER++, Digits, 5 tasks, M = 50"]
+    comparison = dict(CLAIMS["cn-bn-class"].cells(SMOKE))["DER++, Digits, 5 tasks, M = 50"]
     cn, bn = (selection(tmp_path, SMOKE, (0, 1)).final(experiment) for experiment in comparison.experiments)
     for run, threads in ((cn[0], 1), (bn[0], 2), (cn[1], 1)):
         finish(run, 50.0, conditions=[{"num_threads": threads, "device": "cpu"}])

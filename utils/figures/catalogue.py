@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,14 @@ from utils.figures.style import save
 from utils.figures.theory import weights_and_kappa
 from utils.run.probes import has_recording
 from utils.run.records import BadRecord, read_record
-from utils.studies.claims import CLAIMS, judge
+from utils.studies.claims import CLAIMS
 from utils.studies.compare import Paired
+from utils.studies.confirm import CONFIRMATORY_SEEDS
 from utils.studies.plans import PLANS, SMALLER_IS_BETTER, Plan
 from utils.studies.results import Table, tabulate
 from utils.studies.selection import Selection
 from utils.studies.study import STUDIES
+from utils.studies.verdicts import judge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -52,15 +55,20 @@ def figure_of_runs(id: str, title: str, draw: Callable[..., Drawing | None], *, 
     return Figure(id, title, drawing, id)
 
 
-def forest_of_claims(claims_by_title: Mapping[str, tuple[str, ...]], selection: Selection) -> Drawing | None:
-    """Draw a forest plot: a panel for every title, a line for every cell of its claims."""
-    panels: dict[str, dict[str, Paired]] = {}
-    for title, claims in claims_by_title.items():
-        cells = panels.setdefault(title, {})
-        for id in claims:
-            setting = "Task-IL" if id == "task-il" else "Class-IL"
-            cells |= {f"{setting}, {name}": cell for name, cell in judge(CLAIMS[id], selection).started.items()}
-    return tabled.forest(panels)
+def forest_of_claims(selection: Selection) -> Drawing | None:
+    """Draw a line for every comparison, over all methods and by method, with a panel for every setting."""
+    others = tuple(seed for seed in selection.seeds if seed not in CONFIRMATORY_SEEDS)
+    panels: dict[str, dict[tuple[str, str], tabled.Differences]] = {}
+    for title, ids in COMPARISONS.items():
+        for panel, id in zip(COMPARED_IN, ids, strict=False):
+            verdicts = [judge(CLAIMS[id], replace(selection, seeds=seeds)) for seeds in (CONFIRMATORY_SEEDS, others)]
+            by_method = [{"": verdict, **verdict.by_method} for verdict in verdicts if verdict.values]
+            for method in dict.fromkeys(chain(*by_method)):
+                parts = [part[method] for part in by_method if method in part]
+                by_seeds = {part.is_confirmatory: part.difference for part in parts}
+                cells = (by_seeds.get(True, Paired()), by_seeds.get(False, Paired()), parts[0].published)
+                panels.setdefault(panel, {})[title, method] = cells
+    return tabled.differences(panels)
 
 
 def forest_of(plan: Plan) -> Figure:
@@ -96,16 +104,16 @@ def compares(plan: Plan, selection: Selection) -> bool:
 
 # --- the figures: the paper's, then those that it lacks ---------------------------------------------------------------
 
-FOREST = {"AdaB²N over BN": ("class-il", "task-il"), "AdaB²N over CN": ("above-cn",), "CN over BN": ("cn",)}
-CONFOUNDS = {
-    "AdaB²N over BN": ("class-il",),
-    "AdaB²N over BN,\nboth joint": ("same-forward",),
-    "BN, joint\nover separate": ("bn-joint",),
-    "CN over BN": ("cn",),
-    "CN, learned\nover frozen": ("cn-learned",),
+COMPARED_IN = ("CIFAR, Class-IL", "CIFAR, Task-IL", "Permuted MNIST, Domain-IL")
+COMPARISONS = {  # by title, the claims of these settings
+    "AdaB²N − BN": ("adab2n-bn-class", "adab2n-bn-task", "permuted-mnist"),
+    "BN joint − separate": ("bn-joint-class", "bn-joint-task", "mnist-joint"),
+    "AdaB²N − BN, both joint": ("same-forward-class", "same-forward-task", "mnist-same-forward"),
+    "AdaB²N − CN": ("adab2n-cn-class", "adab2n-cn-task"),
+    "CN − BN": ("cn-bn-class", "cn-bn-task"),
 }
 STABILITY = "Training stability: loss, similarity of gradient and representation, gradient magnitude"
-CONFOUNDED = "How much of a gain in Class-IL is the norm, how much the forward and the affine?"
+CONFOUNDED = "How much of a gain is the norm, and how much the forward pass?"
 THEORY = "Weights of tasks in the running statistics, as it is and as printed, and what κ balances"
 BATCH_STATISTICS = partial(recorded.statistics_of_all_layers, kind="batch")
 POPULATION_STATISTICS = partial(recorded.statistics_of_all_layers, kind="running")
@@ -120,8 +128,7 @@ _FIGURES = (
     Figure("tasks", "Accuracy after each task, by norm", tabled.after_each_task, "table2"),
     figure_of_runs("anytime", "Accuracy while training", tabled.while_training, records=True),
     figure_of_runs("weights", "Weights of the tasks in batch and running statistics", recorded.task_weights),
-    Figure("forest", "Paired gains of every cell, with 95 % intervals", partial(forest_of_claims, FOREST), "table2"),
-    Figure("confounds", CONFOUNDED, partial(forest_of_claims, CONFOUNDS), "core"),
+    Figure("confounds", CONFOUNDED, forest_of_claims, "core"),
     Figure("published", "Final average accuracy, published and ours, cell by cell", beside_published, "table2"),
     Figure("theory", THEORY, lambda selection: weights_and_kappa(), ""),
 )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
+
 from utils.studies.plans import Comparison, Experiment
 from utils.studies.selection import Selection
 
@@ -45,52 +47,75 @@ def dropped_seeds(comparison: Comparison, selection: Selection) -> list[int]:
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences, one per seed; or means over several cells, one for every seed that any of them has."""
+    """Differences of one cell, one per seed; or a mean over several cells, as `averaged` returns it."""
 
-    differences: tuple[float, ...]
-    pooled: tuple[float, float] | None = None  # mean and standard error, if the cells do not share all seeds
+    differences: tuple[float, ...] = ()
+    pooled: tuple[float, float, float] | None = None  # mean over cells, its standard error and degrees of freedom
+    cell_sizes: tuple[int, ...] = ()  # of a mean over cells, the number of seeds in each
 
     @property
     def n(self) -> int:
-        return len(self.differences)
+        """The number of seeds; of several cells, the largest."""
+        return max(self.cell_sizes, default=len(self.differences))
+
+    @property
+    def estimate(self) -> tuple[float, float, float] | None:
+        """The mean, its standard error (zero without a spread) and degrees of freedom; None without differences."""
+        if self.pooled or not self.differences:
+            return self.pooled
+        error = stdev(self.differences) / math.sqrt(self.n) if self.n > 1 else 0.0
+        return mean(self.differences), error, self.n - 1
 
     @property
     def mean(self) -> float | None:
-        if self.pooled is not None:
-            return self.pooled[0]
-        return mean(self.differences) if self.differences else None
-
-    @property
-    def wins(self) -> int:
-        return sum(difference > 0 for difference in self.differences)
+        return self.estimate[0] if self.estimate else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        return self.interval_at(CONFIDENCE)
-
-    def interval_at(self, confidence: float) -> tuple[float, float] | None:
-        """Return the t-interval of the mean with n - 1 degrees of freedom; None without two differences that differ."""
-        if self.n < 2:
+        """The t-interval of the mean; None without a spread."""
+        if self.estimate is None or self.estimate[1] < NOISE:
             return None
         from scipy.stats import t
 
-        center, error = self.pooled or (mean(self.differences), stdev(self.differences) / math.sqrt(self.n))
-        if error < NOISE:
+        center, error, df = self.estimate
+        half = float(t.isf((1 - CONFIDENCE) / 2, df)) * error
+        return center - half, center + half
+
+    @property
+    def p(self) -> float | None:
+        """The two-sided p-value of no difference; None without a spread."""
+        if self.estimate is None or self.estimate[1] < NOISE:
             return None
-        low, high = t.interval(confidence, self.n - 1)
-        return center + low * error, center + high * error
+        from scipy.stats import t
+
+        center, error, df = self.estimate
+        return 2 * float(t.sf(abs(center) / error, df))
+
+    def minus(self, other: Paired) -> Paired:
+        """Return the difference of two independent estimates; nothing if one of them has no spread."""
+        ours, theirs = self.estimate, other.estimate
+        if not ours or not theirs or min(ours[1], theirs[1]) < NOISE:
+            return Paired()
+        variances = ours[1] ** 2, theirs[1] ** 2
+        df = sum(variances) ** 2 / (variances[0] ** 2 / ours[2] + variances[1] ** 2 / theirs[2])
+        return Paired(pooled=(ours[0] - theirs[0], math.sqrt(sum(variances)), df))
 
     def interval_text(self, digits: int) -> str:
         if self.interval is None:
             return "no interval" if self.n > 1 else "–"
         return "[{:+.{digits}f}, {:+.{digits}f}]".format(*self.interval, digits=digits)
 
+    @property
+    def n_text(self) -> str:
+        fewest = min(self.cell_sizes, default=self.n)
+        return f"{fewest} to {self.n}" if fewest < self.n else f"{self.n}"
+
     def text(self, digits: int) -> str:
-        """Return mean, interval and number of differences."""
+        """Return mean, interval and number of seeds."""
         if self.mean is None:
             return "–"
         interval = f" {self.interval_text(digits)}" if self.n > 1 else ""
-        return f"{self.mean:+.{digits}f}{interval}, n = {self.n}"
+        return f"{self.mean:+.{digits}f}{interval}, n = {self.n_text}"
 
     @property
     def is_above(self) -> bool:
@@ -101,22 +126,54 @@ class Paired:
         return self.interval is not None and self.interval[1] < 0
 
 
-def averaged(cells: Sequence[dict[int, float]]) -> Paired:
-    """Return the mean over cells of differences by seed; a seed that a cell lacks still counts in the others.
+def averaged(
+    cells: Sequence[dict[int, float]], blocks: Sequence[str] | None = None, weights: Sequence[float] | None = None
+) -> Paired:
+    """Return the mean over cells of differences by seed, with the interval of `stratified`.
 
-    Cells that share all seeds are averaged seed by seed. Otherwise the mean is that of the cells' means, and its
-    standard error is clustered by seed: with residuals e = d - mean of the cell, it is the root of the sum over seeds
-    of (sum over cells of e / (cells sqrt(n (n - 1))))^2, where n is the cell's number of seeds. For cells that share
-    all seeds this is the usual one.
+    Args:
+        cells: Differences by seed. Cells may have different seeds.
+        blocks: The block of each cell; by default all are one block.
+        weights: Weights of a sum that replaces the mean, such as a contrast.
     """
+    cells = [cell for cell in cells if cell]
+    if not cells:
+        return Paired()
     seeds = sorted({seed for cell in cells for seed in cell})
-    if all(cell.keys() == set(seeds) for cell in cells) or any(len(cell) < 2 for cell in cells):
-        shared = [seed for seed in seeds if all(seed in cell for cell in cells)]
-        return Paired(tuple(mean(cell[seed] for cell in cells) for seed in shared))
-    by_seed = tuple(mean(cell[seed] for cell in cells if seed in cell) for seed in seeds)
-    means = [mean(cell.values()) for cell in cells]
-    clusters = dict.fromkeys(seeds, 0.0)
-    for cell, center in zip(cells, means, strict=True):
-        for seed, value in cell.items():
-            clusters[seed] += (value - center) / (len(cells) * math.sqrt(len(cell) * (len(cell) - 1)))
-    return Paired(by_seed, pooled=(mean(means), math.sqrt(sum(value**2 for value in clusters.values()))))
+    values = np.array([[cell.get(seed, math.nan) for seed in seeds] for cell in cells])
+    shares = np.array(weights or [1 / len(cells)] * len(cells))
+    center, error, df = map(float, stratified(values, np.array(blocks or [""] * len(cells)), shares))
+    return Paired(pooled=(center, error, df), cell_sizes=tuple(map(len, cells)))
+
+
+def stratified(
+    values: np.ndarray, blocks: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the weighted sum of the means of cells, its standard error, and Satterthwaite's degrees of freedom.
+
+    Cells keep their own variances. Within a block, a seed has the same class order, so cells may be correlated: their
+    residuals are added up seed by seed, which counts every covariance, and the block has the degrees of freedom of its
+    seeds. Blocks are independent. A cell with a single seed has the mean variance of the others.
+
+    Args:
+        values: Differences by cell and seed, NaN where a cell lacks a seed. Dimensions before these are repetitions.
+        blocks: The block of every cell.
+        weights: The weight of every cell.
+    """
+    exists = ~np.isnan(values)
+    n = exists.sum(-1)
+    df = np.maximum(n - 1, 1)
+    means = np.where(exists, values, 0).sum(-1) / n
+    residuals = np.where(exists, values - means[..., None], 0)
+    spreads = (residuals**2).sum(-1) / df
+    mean_spread = spreads.sum(-1, keepdims=True) / np.maximum((n > 1).sum(-1, keepdims=True), 1)
+    borrowed = np.where(n > 1, 0, weights**2 * mean_spread)
+    scaled = residuals * (weights / np.sqrt(n * df))[..., None]
+    variance, uncertainty = np.zeros(n.shape[:-1]), np.zeros(n.shape[:-1])
+    for block in np.unique(blocks):
+        members = blocks == block
+        of_block = (scaled[..., members, :].sum(-2) ** 2).sum(-1) + borrowed[..., members].sum(-1)
+        variance += of_block
+        uncertainty += of_block**2 / df[..., members].mean(-1)
+    with np.errstate(invalid="ignore"):
+        return (weights * means).sum(-1), np.sqrt(variance), variance**2 / uncertainty

@@ -45,6 +45,7 @@ def _cells(preset: Preset, parts: Sequence[Part]) -> Iterator[Cell]:
         for model, key, (arm, (norm, arm_flags)) in product(models, data, arms.items()):
             buffer = None if index is None else preset.data[key].buffers[index]
             title = preset.data[key].title + ("" if buffer is None else f", M = {buffer}")
+            title += ", width 64" if flags == PAPER_WIDTH else ""
             experiment = Experiment(model, norm, key, buffer, (*arm_flags, *flags))
             settings = {plans.DOMAIN_IL: "Domain-IL"} if key == "perm-mnist" else plans.SETTINGS
             for setting, name in settings.items():

@@ -24,12 +24,12 @@ from utils.errors import UsageError
 from utils.files import reject_links
 from utils.packages import import_or_usage_error
 from utils.run.records import add_missing_metrics, plain, provenance_text
-from utils.studies.claims import HEAD, words
 from utils.studies.compare import Paired
 from utils.studies.plans import METHODS, SMALLER_IS_BETTER, title_of
 from utils.studies.render import TEMPLATES, Report, details, environment, frame_of, is_notable, mean_text, sign_of
 from utils.studies.results import NOTABLE, Result, Table
 from utils.studies.runs import Run
+from utils.studies.verdicts import HEAD, table_row
 from utils.tables import FWT_NOTE, TITLES, caveat_lines, duration, metric_titles
 
 Chart = dict[str, Any]  # data and layout, as Plotly takes them
@@ -80,9 +80,9 @@ def _write(path: Path, template: str, **values: Any) -> None:
 
 def index_context(report: Report) -> dict[str, Any]:
     results = [result for table in report.tables for result in table.results.values()]
-    verdicts = pandas.DataFrame(starmap(words, report.verdicts), columns=HEAD).set_index(HEAD[0])
+    verdicts = pandas.DataFrame(starmap(table_row, report.verdicts), columns=HEAD).set_index(HEAD[0])
     by_seeds = {
-        title: {verdict.claim.statement: verdict.paired for verdict in verdicts_of_seeds}
+        title: {verdict.claim.statement: verdict.difference for verdict in verdicts_of_seeds}
         for title, verdicts_of_seeds in zip(
             ("confirmatory seeds", "exploratory seeds"), zip(*report.verdicts, strict=True), strict=False
         )

@@ -14,10 +14,10 @@ from typing import Any
 import pandas
 
 from utils.packages import import_or_usage_error
-from utils.studies.claims import HEAD, Verdict, words
 from utils.studies.plans import METHODS, SETTINGS, title_of
 from utils.studies.presets import PRESETS
 from utils.studies.results import NOTABLE, Result, Table
+from utils.studies.verdicts import HEAD, Verdict, table_row
 from utils.tables import markdown_table, markdown_text
 
 MISSING = "missing"
@@ -195,5 +195,5 @@ def page_of_markdown(report: Report) -> str:
     parts = [f"# {markdown_text(report.title)}\n", *(f"{markdown_text(fact)}\n" for fact in report.facts)]
     parts += [f"- warning: {markdown_text(text)}\n" for text in report.problems]
     if report.verdicts:
-        parts += [f"## {CLAIMS_TITLE}\n", markdown_table(HEAD, starmap(words, report.verdicts))]
+        parts += [f"## {CLAIMS_TITLE}\n", markdown_table(HEAD, starmap(table_row, report.verdicts))]
     return "\n".join([*parts, *(markdown(table, report.scale) for table in report.tables)])

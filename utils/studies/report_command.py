@@ -12,7 +12,6 @@ from pathlib import Path
 from utils.errors import UsageError
 from utils.files import reject_links
 from utils.run.code_digest import shortened
-from utils.studies.claims import judge_all
 from utils.studies.explorer import write_pages
 from utils.studies.plans import PLANS, Plan
 from utils.studies.presets import PRESETS
@@ -20,6 +19,7 @@ from utils.studies.render import Report, as_csv, latex, markdown, page_of_markdo
 from utils.studies.request import set_up
 from utils.studies.results import Table, tabulate, warnings
 from utils.studies.selection import Selection
+from utils.studies.verdicts import judge_all
 from utils.tables import duration
 
 TITLE = "AdaB²N: the paper and our runs"

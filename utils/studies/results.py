@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from utils.run.records import mixed_conditions
 from utils.studies import plans
 from utils.studies.compare import Paired, dropped_seeds, records_by_seed, values_by_seed
+from utils.studies.confirm import PAPER_WIDTH
 from utils.studies.plans import NORMS, PLANS, SMALLER_IS_BETTER, Cell, Comparison, Experiment, Plan, in_paper
 from utils.studies.presets import PAPER, Preset
 from utils.studies.runs import Runs
@@ -52,15 +53,43 @@ def published_number(cell: Cell) -> tuple[float | None, float | None]:
 
 
 @cache
-def _published_values() -> dict[tuple[Experiment, tuple[str, ...]], float | None]:
-    cells = [cell for id in ("table2", "table3", "table4", "table8", "table11") for cell in PLANS[id].cells(PAPER)]
-    return {(cell.experiment, cell.metric): published_number(cell)[0] for cell in cells}
+def _published_numbers() -> dict[tuple[Experiment, tuple[str, ...]], tuple[float | None, float | None]]:
+    tables = ("table2", "table3", "table4", "table8", "table9", "table11")
+    cells = [cell for id in tables for cell in PLANS[id].cells(PAPER)]
+    return {(cell.experiment, cell.metric): published_number(cell) for cell in cells}
 
 
 def published_value(comparison: Comparison) -> float | None:
     """Return what the paper has for a comparison, None if it has no number for one of the terms."""
-    values = _published_values()
-    return comparison.total([values.get((experiment, comparison.metric)) for experiment in comparison.experiments])
+    published = published_difference([[comparison]])
+    return None if published is None else published.mean
+
+
+def published_difference(cells: Sequence[Sequence[Comparison]]) -> Paired | None:
+    """Return the paper's mean over cells, each a mean of comparisons, with the interval of Welch's test.
+
+    None if the paper lacks a number; without an interval if it lacks a standard deviation.
+    """
+    weights: dict[tuple[Experiment, tuple[str, ...]], float] = {}
+    for comparison, share in ((each, 1 / len(cells) / len(group)) for group in cells for each in group):
+        for sign, experiment in comparison.terms:
+            key = (as_published(experiment), comparison.metric)
+            weights[key] = weights.get(key, 0.0) + sign * share
+    numbers = [(weight, *_published_numbers().get(key, (None, None))) for key, weight in weights.items()]
+    if not numbers or any(value is None for _, value, _ in numbers):
+        return None
+    center = sum(weight * (value or 0.0) for weight, value, _ in numbers)
+    variances = [(weight * (std or 0.0)) ** 2 / PUBLISHED_SEEDS for weight, _, std in numbers]
+    if any(std is None for _, _, std in numbers):
+        return Paired(pooled=(center, 0.0, 0.0))
+    df = sum(variances) ** 2 / sum(variance**2 / (PUBLISHED_SEEDS - 1) for variance in variances)
+    return Paired(pooled=(center, math.sqrt(sum(variances)), df), cell_sizes=(PUBLISHED_SEEDS,))
+
+
+def as_published(experiment: Experiment) -> Experiment:
+    """Return the experiment without flags that name what the paper has: its width, and each norm's forward pass."""
+    forward = plans.JOINT if experiment.norm == "adab2n" else plans.SEPARATE
+    return replace(experiment, flags=tuple(flag for flag in experiment.flags if flag not in {*PAPER_WIDTH, *forward}))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

@@ -154,8 +154,17 @@ class Runs:
                 return record
         return None
 
+    def has_diverged(self, run: Run) -> bool:
+        """Return whether the run has a record, here or kept with the code, that says that it diverged."""
+        records = [self._record(folder) for folder in (run.folder, self.measured / run.name)]
+        return any(record and record["status"] == "failed" and "diverged" in record["reason"] for record in records)
+
     def _finished(self, folder: Path) -> dict[str, Any] | None:
-        """Return the record of a finished run; one that cannot be trusted does not count and is noted."""
+        record = self._record(folder)
+        return record if record and record["status"] == "finished" else None
+
+    def _record(self, folder: Path) -> dict[str, Any] | None:
+        """Return the record of a run; one that cannot be trusted does not count and is noted."""
         path = folder / "record.json"
         if not path.exists():
             return None
@@ -166,7 +175,7 @@ class Runs:
                 record = read_record(path)
             except BadRecord as error:
                 self.untrusted.append(f"{path} does not count: {error}")
-            self._records[path] = changed, record if record and record["status"] == "finished" else None
+            self._records[path] = changed, record
         return self._records[path][1]
 
     def reject_damaged_records(self) -> None:

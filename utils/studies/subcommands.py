@@ -18,7 +18,6 @@ from utils.files import write_json
 from utils.run.build import StreamBuilder
 from utils.run.identity import hash_meanings
 from utils.run.records import BadRecord, different_conditions, read_record, seal_of
-from utils.studies.claims import judge_all, summary
 from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.launchers.ray import RayEngine
 from utils.studies.launchers.slurm import SlurmEngine
@@ -40,6 +39,7 @@ from utils.studies.runs import (
 )
 from utils.studies.selection import required_runs
 from utils.studies.sweep import Display, Engine, Outcome, progress_text, sweep
+from utils.studies.verdicts import judge_all
 from utils.tables import aligned
 
 
@@ -191,13 +191,15 @@ def show_claims(arguments: Namespace) -> int:
     selection.runs.reject_damaged_records()
     verdicts = judge_all(selection)
     for verdict, exploratory in verdicts:
-        print(f"{verdict.verdict:14}{verdict.claim.statement} ({verdict.claim.source})")
-        print(f"{'':14}confirmatory seeds: {summary(verdict)}")
-        for name, cell in verdict.fewer.items():
-            print(f"{'':14}not in the mean: {cell.mean:+.2f}, n = {cell.n}: {name}")
-        print(f"{'':14}exploratory seeds: {summary(exploratory)}")
+        print(f"{verdict.conclusion:14}{verdict.claim.statement} ({verdict.claim.source})")
+        if verdict.published:
+            print(f"{'':14}paper: {verdict.published.text(2)}")
+        for name, part in {"confirmatory": verdict, "exploratory": exploratory}.items():
+            print(f"{'':14}{name} seeds: {f'{part.finding_text}; {part.summary}' if part.values else 'no runs'}")
+            for method, of_method in part.by_method.items() if part.differs_by_method else ():
+                print(f"{'':16}{method}: {of_method.difference.text(2)}")
         missing = [name for name in verdict.missing if name in exploratory.missing]
-        if missing and (verdict.started or exploratory.started):
+        if missing and (verdict.values or exploratory.values):
             print(f"{'':14}no runs: {'; '.join(missing)}")
     for text in warnings(chain(*verdicts), selection.runs):
         log.warning(text)

@@ -79,19 +79,19 @@ def test_a_cell_with_one_seed_counts_with_the_spread_of_the_others():
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])
-@pytest.mark.parametrize("correlation", [0.0, 0.5])
+@pytest.mark.parametrize(("within", "across"), [(0.0, 0.0), (0.5, 0.0), (0.5, 0.2), (0.25, 0.25)])
 @pytest.mark.parametrize("spreads", [(1.0, 1.0, 1.0, 1.0), (4.0, 5.0, 1.4, 1.4)], ids=["equal", "unequal"])
-def test_the_interval_covers_the_truth_as_often_as_it_says(n, correlation, spreads):
-    """Two methods on two data sets, each with its spreads; cells of one data set and seed are correlated."""
+def test_the_interval_covers_the_truth_as_often_as_it_says(n, within, across, spreads):
+    """Two methods on two data sets. Cells of a seed are correlated, within and across data sets."""
     rng = np.random.default_rng(0)
-    shared = rng.standard_normal((20_000, 2, 1, n))
-    own = rng.standard_normal((20_000, 2, 2, n))
-    cells = np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own
+    of_seed, of_data, own = (rng.standard_normal((20_000, *shape, n)) for shape in ((1, 1), (2, 1), (2, 2)))
+    cells = np.sqrt(across) * of_seed + np.sqrt(within - across) * of_data + np.sqrt(1 - within) * own
     values = cells.reshape(-1, 4, n) * np.array(spreads)[:, None]
     center, error, df = stratified(values, np.array(["a", "a", "b", "b"]), np.full(4, 0.25))
-    assert 0.93 < np.mean(np.abs(center) < t.isf(0.025, df) * error) < 0.97
-    if n == 3 and len({*spreads}) == 1:  # and it is narrower than that of the seeds' means, with two degrees of freedom
-        assert np.mean(t.isf(0.025, df) * error) < np.mean(t.isf(0.025, 2) * values.mean(1).std(-1, ddof=1) / n**0.5)
+    halves = t.isf(0.025, df) * error
+    assert 0.93 < np.mean(np.abs(center) < halves) < 0.97
+    if n == 3:  # narrower than the interval of the seeds' means, which has two degrees of freedom
+        assert halves.mean() < (t.isf(0.025, 2) * values.mean(1).std(-1, ddof=1) / n**0.5).mean()
 
 
 # --- statements -------------------------------------------------------------------------------------------------------

@@ -132,18 +132,18 @@ def averaged(
     """Return the mean over cells of differences by seed, with the interval of `stratified`.
 
     Args:
-        cells: Differences by seed. Cells may have different seeds.
+        cells: Differences by seed. Cells may have different seeds; the mean leaves out those without any.
         blocks: The block of each cell; by default all are one block.
         weights: Weights of a sum that replaces the mean, such as a contrast.
     """
-    cells = [cell for cell in cells if cell]
-    if not cells:
+    pairs = [pair for pair in zip(cells, blocks or [""] * len(cells), strict=True) if pair[0]]
+    seeds = sorted({seed for cell, _ in pairs for seed in cell})
+    if not seeds:
         return Paired()
-    seeds = sorted({seed for cell in cells for seed in cell})
-    values = np.array([[cell.get(seed, math.nan) for seed in seeds] for cell in cells])
-    shares = np.array(weights or [1 / len(cells)] * len(cells))
-    center, error, df = map(float, stratified(values, np.array(blocks or [""] * len(cells)), shares))
-    return Paired(pooled=(center, error, df), cell_sizes=tuple(map(len, cells)))
+    values = np.array([[cell.get(seed, math.nan) for seed in seeds] for cell, _ in pairs])
+    shares = np.array(weights or [1 / len(pairs)] * len(pairs))
+    center, error, df = map(float, stratified(values, np.array([block for _, block in pairs]), shares))
+    return Paired(pooled=(center, error, df), cell_sizes=tuple(len(cell) for cell, _ in pairs))
 
 
 def stratified(
@@ -151,9 +151,10 @@ def stratified(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the weighted sum of the means of cells, its standard error, and Satterthwaite's degrees of freedom.
 
-    Cells keep their own variances. Within a block, a seed has the same class order, so cells may be correlated: their
-    residuals are added up seed by seed, which counts every covariance, and the block has the degrees of freedom of its
-    seeds. Blocks are independent. A cell with a single seed has the mean variance of the others.
+    Cells keep their own variances. Within a block, cells of a seed may be correlated: their residuals are added up seed
+    by seed, which counts every covariance, and the block has the degrees of freedom of its seeds. Between blocks, the
+    covariance counts where it is positive, as one more component. A cell with a single seed has the mean variance of
+    the others.
 
     Args:
         values: Differences by cell and seed, NaN where a cell lacks a seed. Dimensions before these are repetitions.
@@ -169,11 +170,12 @@ def stratified(
     mean_spread = spreads.sum(-1, keepdims=True) / np.maximum((n > 1).sum(-1, keepdims=True), 1)
     borrowed = np.where(n > 1, 0, weights**2 * mean_spread)
     scaled = residuals * (weights / np.sqrt(n * df))[..., None]
-    variance, uncertainty = np.zeros(n.shape[:-1]), np.zeros(n.shape[:-1])
-    for block in np.unique(blocks):
-        members = blocks == block
-        of_block = (scaled[..., members, :].sum(-2) ** 2).sum(-1) + borrowed[..., members].sum(-1)
-        variance += of_block
-        uncertainty += of_block**2 / df[..., members].mean(-1)
+    membership = np.unique(blocks)[:, None] == blocks
+    by_block = membership @ scaled
+    covariance = np.maximum((by_block.sum(-2) ** 2).sum(-1) - (by_block**2).sum((-2, -1)), 0)
+    variances = (by_block**2).sum(-1) + borrowed @ membership.T
+    df_of_blocks = df @ membership.T / membership.sum(-1)
+    variance = variances.sum(-1) + covariance
+    uncertainty = (variances**2 / df_of_blocks).sum(-1) + covariance**2 / df.mean(-1)
     with np.errstate(invalid="ignore"):
         return (weights * means).sum(-1), np.sqrt(variance), variance**2 / uncertainty

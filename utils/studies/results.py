@@ -81,7 +81,7 @@ def published_difference(cells: Sequence[Sequence[Comparison]]) -> Paired | None
     center = sum(weight * (value or 0.0) for weight, value, _ in numbers)
     variances = [(weight * (std or 0.0)) ** 2 / PUBLISHED_SEEDS for weight, _, std in numbers]
     if any(std is None for _, _, std in numbers):
-        return Paired(pooled=(center, 0.0, 0.0))
+        return Paired(pooled=(center, 0.0, 0.0), cell_sizes=(PUBLISHED_SEEDS,))
     df = sum(variances) ** 2 / sum(variance**2 / (PUBLISHED_SEEDS - 1) for variance in variances)
     return Paired(pooled=(center, math.sqrt(sum(variances)), df), cell_sizes=(PUBLISHED_SEEDS,))
 

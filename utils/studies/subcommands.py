@@ -192,15 +192,15 @@ def show_claims(arguments: Namespace) -> int:
     verdicts = judge_all(selection)
     for verdict, exploratory in verdicts:
         print(f"{verdict.conclusion:14}{verdict.claim.statement} ({verdict.claim.source})")
-        if verdict.published:
-            print(f"{'':14}paper: {verdict.published.text(2)}")
-        for name, part in {"confirmatory": verdict, "exploratory": exploratory}.items():
-            print(f"{'':14}{name} seeds: {f'{part.finding_text}; {part.summary}' if part.values else 'no runs'}")
+        if published := (verdict if verdict.values else exploratory).published:
+            print(f"{'':14}paper: {published.text(2)}")
+        for seeds, part, text in (
+            ("confirmatory", verdict, verdict.verdict),
+            ("exploratory", exploratory, exploratory.finding_text),
+        ):
+            print(f"{'':14}{seeds} seeds: {f'{text}; {part.summary}' if part.values else 'no runs'}")
             for method, of_method in part.by_method.items() if part.differs_by_method else ():
                 print(f"{'':16}{method}: {of_method.difference.text(2)}")
-        missing = [name for name in verdict.missing if name in exploratory.missing]
-        if missing and (verdict.values or exploratory.values):
-            print(f"{'':14}no runs: {'; '.join(missing)}")
     for text in warnings(chain(*verdicts), selection.runs):
         log.warning(text)
     return 0

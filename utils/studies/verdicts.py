@@ -241,7 +241,6 @@ HEAD = ("statement", "source", "conclusion", "verdict", "paper", "ours", "cells"
 def table_row(verdict: Verdict, exploratory: Verdict) -> tuple[str, ...]:
     """Return a pair of `judge_all` as a row under HEAD."""
     claim = verdict.claim
-    paper = verdict.published.text(2) if verdict.published else "–"
-    ours = verdict.difference.text(2)
-    return (claim.statement, claim.source, verdict.conclusion, verdict.verdict, paper, ours, verdict.share,
-            exploratory.summary)  # fmt: skip
+    published = (verdict if verdict.values else exploratory).published
+    return (claim.statement, claim.source, verdict.conclusion, verdict.verdict, published.text(2) if published else "–",
+            verdict.difference.text(2), verdict.share, exploratory.summary)  # fmt: skip

@@ -135,31 +135,36 @@ def page(selection: Selection) -> str:
 
 def answer(verdict: Verdict, if_above: str, otherwise: str) -> str:
     """Return an answer to a user's question that is no stronger than the verdict."""
-    is_decided = verdict.verdict != NO_VERDICT and {ABOVE, BELOW, EQUIVALENT} & {*verdict.findings}
+    is_decided = verdict.conclusion != NO_VERDICT and {ABOVE, BELOW, EQUIVALENT} & {*verdict.findings}
     return (if_above if ABOVE in verdict.findings else otherwise) if is_decided else f"undecided, so {otherwise}"
 
 
 def verdict_table(pairs: list[tuple[Verdict, Verdict]]) -> str:
     """Return a row for every statement, and rows for its methods where they differ."""
-    head = ["difference in points", "paper", "seeds 3 to 9", "cells above, below, all", "p", "verdict", "conclusion",
-            "seeds 0 to 2", "these alone"]  # fmt: skip
+    head = ["difference in points", "conclusion", "seeds 3 to 9", "paper", "p", "cells", "seeds 0 to 2, alone"]
     lines: list[Sequence[str]] = []
     for verdict, other in pairs:
         signs = [sum(value > 0 for value in verdict.means), sum(value < 0 for value in verdict.means)]
-        p = "–" if verdict.corrected_p is None else f"{verdict.corrected_p:.2g}"
+        alone = f"{other.difference.text(1)}: {other.verdict}" if other.values else "–"
         lines.append((
-            verdict.claim.statement, paper_text((verdict if verdict.values else other).published),
-            verdict.difference.text(1), ", ".join(map(str, [*signs, len(verdict.comparisons)])), p,
-            verdict.verdict.replace(NO_VERDICT, "–"), f"**{verdict.conclusion}**", other.difference.text(1),
-            other.finding_text if other.values else "–",
+            verdict.claim.statement, conclusion_text(verdict), verdict.difference.text(1),
+            paper_text((verdict if verdict.values else other).published),
+            "–" if verdict.corrected_p is None else f"{verdict.corrected_p:.2g}",
+            ", ".join(map(str, [*signs, len(verdict.comparisons)])), alone,
         ))  # fmt: skip
         parts = [part.by_method for part in (verdict, other) if verdict.differs_by_method or other.differs_by_method]
         for method in dict.fromkeys(chain(*parts)):
             ours, theirs = (part.get(method) for part in parts)
             paper = paper_text(next(part.published for part in (ours, theirs) if part))
             numbers = [part.difference.text(1) if part else "–" for part in (ours, theirs)]
-            lines.append((f"– {method}", paper, numbers[0], *[""] * 4, numbers[1], ""))
+            lines.append((f"– {method}", "", numbers[0], paper, "", "", numbers[1]))
     return markdown_table(head, lines)
+
+
+def conclusion_text(verdict: Verdict) -> str:
+    """Return the conclusion and the verdicts behind it."""
+    reason = "" if verdict.conclusion == NO_VERDICT else verdict.verdict.removeprefix(verdict.conclusion)
+    return f"**{verdict.conclusion}**{': ' if reason and reason[0] != ' ' else ''}{reason}"
 
 
 def paper_text(published: Paired | None) -> str:

@@ -7,6 +7,8 @@ import re
 import shutil
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
+from statistics import correlation, mean
 
 import pytest
 
@@ -15,7 +17,7 @@ from scripts.figures import main as draw_figures
 from scripts.reproduce import main as reproduce
 from tests.scripts.records import finish
 from utils.config.parser import parse
-from utils.figures.catalogue import FIGURES
+from utils.figures.catalogue import COMPARISONS, FIGURES
 from utils.figures.style import LIGHT, drawn_in
 from utils.run.records import read_record
 from utils.studies import compare, verdicts
@@ -186,6 +188,19 @@ def test_the_published_numbers_are_drawn_beside_ours(tmp_path):
     cell = published("table3")["DER++ w/ Ours", "Split CIFAR-10 M=500"]
     k = papers.index(float(cell[0]))
     assert abs(ours[k] - papers[k]) < 5
+
+
+def test_the_correlations_that_the_protocol_names():
+    """Between the cells of one data set and of two, over seeds 0 to 2 of the comparisons that the figure shows."""
+    correlations: dict[bool, list[float]] = {True: [], False: []}
+    for id in (id for ids in COMPARISONS.values() for id in ids[:2]):
+        verdict = judge(CLAIMS[id], evidence.evidence())
+        for first, second in combinations(verdict.values, 2):
+            pair = [list(verdict.values[name].values()) for name in (first, second)]
+            correlations[verdict.blocks[first] == verdict.blocks[second]].append(correlation(*pair))
+    assert (len(correlations[True]), len(correlations[False])) == (20, 40)
+    text = f"mean correlations of {mean(correlations[True]):.1f} and {mean(correlations[False]):.2f}"
+    assert text in (evidence.ROOT / "docs" / "protocol.md").read_text()
 
 
 # --- what one record can change ---------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def in_table(id: str, first: str, *others: str, model: str | None = None, data: 
     return cells
 
 
-def together(*parts: Cells) -> Cells:
+def join_cells(*parts: Cells) -> Cells:
     return lambda preset: chain(*(cells(preset) for cells in parts))
 
 
@@ -127,7 +127,8 @@ def in_both_settings(
         yield Claim(f"{id}-{suffix}", f"{statement}, {SETTINGS[setting]}", source, cells(faa(setting)), says)
 
 
-def compared(id: str, statement: str, source: str, first: Arm, second: Arm, **where: Any) -> Iterator[Claim]:
+def two_arms(id: str, statement: str, source: str, first: Arm, second: Arm, **where: Any) -> Iterator[Claim]:
+    """Yield statements that one arm is above another."""
     return in_both_settings(id, statement, source, lambda metric: online(first, second, metric, **where))
 
 
@@ -138,19 +139,19 @@ TEN_TASKS: dict[str, Any] = {"data": ("cifar100-10",), "sizes": 1}
 WIDE_BN, WIDE_ADAB2N = ("bn", PAPER_WIDTH), ("adab2n", PAPER_WIDTH)
 
 _CLAIMS = (
-    *compared("adab2n-bn", "AdaB²N is above BN", TABLES_2_3, ADAB2N, BN),
-    *compared("adab2n-cn", "AdaB²N is above CN", TABLES_2_3, ADAB2N, CN),
-    *compared("cn-bn", "CN is above BN", TABLES_2_3, CN, BN),
-    *compared("bn-gn", "BN is above GN", TABLES_2_3, BN, ("gn", ())),
-    *compared("bn-ln", "BN is above LN", TABLES_2_3, BN, ("ln", ())),
-    *compared("bn-in", "BN is above IN", TABLES_2_3, BN, ("in", ())),
+    *two_arms("adab2n-bn", "AdaB²N is above BN", TABLES_2_3, ADAB2N, BN),
+    *two_arms("adab2n-cn", "AdaB²N is above CN", TABLES_2_3, ADAB2N, CN),
+    *two_arms("cn-bn", "CN is above BN", TABLES_2_3, CN, BN),
+    *two_arms("bn-gn", "BN is above GN", TABLES_2_3, BN, ("gn", ())),
+    *two_arms("bn-ln", "BN is above LN", TABLES_2_3, BN, ("ln", ())),
+    *two_arms("bn-in", "BN is above IN", TABLES_2_3, BN, ("in", ())),
     *in_both_settings("batch-32", "AdaB²N's gain over BN grows with batches of 32", FIG_2,
                       lambda metric: gain_of_gains(lambda preset: (("batch_size", preset.large_batch),), metric)),
     *in_both_settings("ring", "AdaB²N's gain over BN is alike with reservoir and ring buffer", FIG_5,
                       lambda metric: gain_of_gains(lambda preset: (("buffer_mode", "ring"),), metric), ALIKE),
     *in_both_settings("kappa-lambda", "AdaB²N is above BN for a wide range of κ and λ", FIG_3,
                       grid_of_kappa_and_lambda),
-    *compared("components", "AdaB²N is above its task weights alone (κ = 1, λ = 0)", FIG_3, ADAB2N, WEIGHTS_ALONE,
+    *two_arms("components", "AdaB²N is above its task weights alone (κ = 1, λ = 0)", FIG_3, ADAB2N, WEIGHTS_ALONE,
               **STUDIED),
     Claim("offline", "Offline, AdaB²N is above BN", TABLE_4, in_table("table4", "adab2n", "bn")),
     Claim("offline-cn", "Offline, CN is below BN", TABLE_4, in_table("table4", "bn", "cn")),
@@ -163,22 +164,22 @@ _CLAIMS = (
     Claim("larger-data", "AdaB²N is above BN on ImageNet-sub and DomainNet, ER", TABLE_9,
           in_table("table9", "adab2n", "bn", data=("imagenet-sub", "domainnet"))),
     Claim("all-online-bn", "AdaB²N is above BN in all online results together", TABLE_10,
-          together(*(online(ADAB2N, BN, faa(setting)) for setting in SETTINGS))),
+          join_cells(*(online(ADAB2N, BN, faa(setting)) for setting in SETTINGS))),
     Claim("all-online-cn", "AdaB²N is above CN in all online results together", TABLE_10,
-          together(*(online(ADAB2N, CN, faa(setting)) for setting in SETTINGS))),
+          join_cells(*(online(ADAB2N, CN, faa(setting)) for setting in SETTINGS))),
     Claim("forgetting", "AdaB²N forgets less than BN and CN, Task-IL", TABLE_11,
-          together(*(online(other, ADAB2N, plans.FORGETTING) for other in (BN, CN)))),
-    *compared("same-forward", "AdaB²N is above BN in the same joint forward", OURS, ADAB2N, BN_JOINT,
+          join_cells(*(online(other, ADAB2N, plans.FORGETTING) for other in (BN, CN)))),
+    *two_arms("same-forward", "AdaB²N is above BN in the same joint forward", OURS, ADAB2N, BN_JOINT,
               data=BOTH_READINGS),
-    *compared("bn-joint", "BN gains from a joint forward", OURS, BN_JOINT, BN, data=BOTH_READINGS),
-    *compared("adab2n-joint", "AdaB²N gains from a joint forward", OURS, ADAB2N, ADAB2N_SEPARATE, **STUDIED),
-    *compared("task-weights", "AdaB²N's task weights alone are above BN, both joint", OURS, WEIGHTS_ALONE, BN_JOINT,
+    *two_arms("bn-joint", "BN gains from a joint forward", OURS, BN_JOINT, BN, data=BOTH_READINGS),
+    *two_arms("adab2n-joint", "AdaB²N gains from a joint forward", OURS, ADAB2N, ADAB2N_SEPARATE, **STUDIED),
+    *two_arms("task-weights", "AdaB²N's task weights alone are above BN, both joint", OURS, WEIGHTS_ALONE, BN_JOINT,
               **STUDIED),
-    *compared("cn-learned", "CN gains from learning its affine parameters", OURS, CN_LEARNED, CN, **STUDIED),
-    *compared("adab2n-cn-learned", "AdaB²N is above CN with learned affine parameters", OURS, ADAB2N, CN_LEARNED,
+    *two_arms("cn-learned", "CN gains from learning its affine parameters", OURS, CN_LEARNED, CN, **STUDIED),
+    *two_arms("adab2n-cn-learned", "AdaB²N is above CN with learned affine parameters", OURS, ADAB2N, CN_LEARNED,
               **STUDIED),
-    *compared("ten-tasks", "AdaB²N is above BN on CIFAR-100 in 10 tasks", OURS, ADAB2N, BN, **TEN_TASKS),
-    *compared("width-64", "AdaB²N is above BN at width 64, CIFAR-100 in 10 tasks", OURS, WIDE_ADAB2N, WIDE_BN,
+    *two_arms("ten-tasks", "AdaB²N is above BN on CIFAR-100 in 10 tasks", OURS, ADAB2N, BN, **TEN_TASKS),
+    *two_arms("width-64", "AdaB²N is above BN at width 64, CIFAR-100 in 10 tasks", OURS, WIDE_ADAB2N, WIDE_BN,
               models=("derpp",), **TEN_TASKS),
     Claim("mnist-joint", "BN gains from a joint forward on Permuted MNIST", OURS,
           online(BN_JOINT, BN_SEPARATE, models=ER_AND_DERPP, **MNIST)),

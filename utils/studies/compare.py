@@ -129,7 +129,7 @@ class Paired:
 def averaged(
     cells: Sequence[dict[int, float]], blocks: Sequence[str] | None = None, weights: Sequence[float] | None = None
 ) -> Paired:
-    """Return the mean over cells of differences by seed, with the interval of `stratified`.
+    """Return the mean over cells of differences by seed, with the interval of `stratified_estimate`.
 
     Args:
         cells: Differences by seed. Cells may have different seeds; the mean leaves out those without any.
@@ -142,11 +142,11 @@ def averaged(
         return Paired()
     values = np.array([[cell.get(seed, math.nan) for seed in seeds] for cell, _ in pairs])
     shares = np.array(weights or [1 / len(pairs)] * len(pairs))
-    center, error, df = map(float, stratified(values, np.array([block for _, block in pairs]), shares))
+    center, error, df = map(float, stratified_estimate(values, np.array([block for _, block in pairs]), shares))
     return Paired(pooled=(center, error, df), cell_sizes=tuple(len(cell) for cell, _ in pairs))
 
 
-def stratified(
+def stratified_estimate(
     values: np.ndarray, blocks: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the weighted sum of the means of cells, its standard error, and Satterthwaite's degrees of freedom.

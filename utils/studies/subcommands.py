@@ -194,11 +194,8 @@ def show_claims(arguments: Namespace) -> int:
         print(f"{verdict.conclusion:14}{verdict.claim.statement} ({verdict.claim.source})")
         if published := (verdict if verdict.values else exploratory).published:
             print(f"{'':14}paper: {published.text(2)}")
-        for seeds, part, text in (
-            ("confirmatory", verdict, verdict.verdict),
-            ("exploratory", exploratory, exploratory.finding_text),
-        ):
-            print(f"{'':14}{seeds} seeds: {f'{text}; {part.summary}' if part.values else 'no runs'}")
+        for seeds, part in {"confirmatory": verdict, "exploratory": exploratory}.items():
+            print(f"{'':14}{seeds} seeds: {part.summary}")
             for method, of_method in part.by_method.items() if part.differs_by_method else ():
                 print(f"{'':16}{method}: {of_method.difference.text(2)}")
     for text in warnings(chain(*verdicts), selection.runs):

@@ -153,12 +153,9 @@ class Verdict:
 
     @property
     def verdict(self) -> str:
-        """The verdicts that apply, if these seeds may give one."""
-        return self.finding_text if self.is_confirmatory and self.has_quorum else NO_VERDICT
-
-    @property
-    def finding_text(self) -> str:
         """The verdicts that apply, or what keeps them from applying."""
+        if not self.has_quorum:
+            return "no quorum" if self.values else "no runs"
         if self.findings or self.difference.interval is None:
             return ", ".join(self.findings) or OPEN
         is_corrected = self.difference.is_above or self.difference.is_below
@@ -175,8 +172,8 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """The mean difference with its interval, the number of seeds, and in how many cells it was found."""
-        return f"{self.difference.text(2)}, {self.share}" if self.values else "no runs"
+        """The verdict, the mean difference with its interval, and in how many cells it was found."""
+        return f"{self.verdict}; {self.difference.text(2)}, {self.share}" if self.values else self.verdict
 
 
 def judge(claim: Claim, selection: Selection) -> Verdict:
@@ -217,13 +214,13 @@ def judge_all(selection: Selection) -> list[tuple[Verdict, Verdict]]:
     """Return for every statement what all confirmatory seeds say, and what the selection's other seeds say."""
     others = tuple(seed for seed in selection.seeds if seed not in CONFIRMATORY_SEEDS)
     confirmatory, exploratory = (
-        corrected([judge(claim, replace(selection, seeds=seeds)) for claim in CLAIMS.values()])
+        correct_p_values([judge(claim, replace(selection, seeds=seeds)) for claim in CLAIMS.values()])
         for seeds in (CONFIRMATORY_SEEDS, others)
     )
     return list(zip(confirmatory, exploratory, strict=True))
 
 
-def corrected(verdicts: list[Verdict]) -> list[Verdict]:
+def correct_p_values(verdicts: list[Verdict]) -> list[Verdict]:
     """Return the verdicts with p-values by Holm's method: the paper's statements are one family, ours another."""
     p_values: dict[str, float] = {}
     for is_ours in (False, True):

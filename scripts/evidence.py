@@ -120,7 +120,7 @@ def page(selection: Selection) -> str:
     have_runs = [pair for pair in pairs if pair[0].values or pair[1].values]
     return render(
         "evidence_page.md.j2", selection,
-        warnings=warnings([*tables, *chain(*pairs)], selection.runs),
+        warnings=warnings([*tables, *(replace(verdict, dropped={}) for verdict in chain(*pairs))], selection.runs),
         choices=[(question, [(place, answer(by_id[id][0], *answers), *by_id[id]) for place, id in ids.items()])
                  for question, (ids, *answers) in QUESTIONS.items()],
         readings=[pair for id in ("table2", "table3") if (pair := readings(id, selection))],

@@ -158,8 +158,9 @@ class Verdict:
             return "no quorum" if self.values else "no runs"
         if self.findings or self.difference.interval is None:
             return ", ".join(self.findings) or OPEN
-        is_corrected = self.difference.is_above or self.difference.is_below
-        return f"{OPEN} ({'after correction' if is_corrected else f'{self.seeds_to_decide} seeds would decide'})"
+        if self.difference.is_above or self.difference.is_below:
+            return f"{OPEN} (after correction)"
+        return f"{OPEN} ({self.seeds_to_decide or f'more than {MOST_SEEDS}'} seeds would decide)"
 
     @property
     def share(self) -> str:

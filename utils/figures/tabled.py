@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import chain, groupby, product
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -148,48 +148,6 @@ def curves(table: Table, flag: str) -> Drawing | None:
     return figure
 
 
-Differences = tuple[Paired, Paired, Paired | None]  # by confirmatory and by other seeds, and the paper's
-
-
-def differences(panels: dict[str, dict[tuple[str, str], Differences]]) -> Drawing | None:
-    """Draw mean differences with their intervals: a panel for every setting, a line for every comparison and method.
-
-    The line of a comparison over all methods has an empty method and is thicker.
-    """
-    if not panels:
-        return None
-    keys = dict.fromkeys(chain(*panels.values()))
-    lines = [line for title in dict.fromkeys(title for title, _ in keys) for line in keys if line[0] == title]
-    figure, [row] = grid_of_axes(1, len(panels), 1.0 + 0.2 * len(lines), sharey=True)
-    for axes, (panel, cells) in zip(row, panels.items(), strict=True):
-        for line, (ours, exploratory, published) in cells.items():
-            place, size = lines.index(line), 1.0 if line[1] else 1.6
-            colour = colour_of("adab2n") if ours.is_above else colour_of("bn") if ours.is_below else ink()
-            for paired, shift, shade, label in (
-                (exploratory, 0.3, colour_of("joint"), "exploratory seeds"),
-                (ours, 0.0, colour, "confirmatory seeds, 95 % interval"),
-            ):
-                if paired.interval is not None:
-                    axes.plot(paired.interval, [place + shift] * 2, color=shade, linewidth=size)
-                if paired.mean is not None:
-                    axes.plot(paired.mean, place + shift, "o", color=shade, markersize=2.5 * size, label=label)
-            if published is not None:
-                axes.plot(published.mean, place - 0.05, "D", color=colour_of("in"), markersize=3.5,
-                          markerfacecolor="none", label="paper")  # fmt: skip
-        axes.axvline(0, color=ink(), linewidth=0.6)
-        axes.set_title(panel)
-        axes.grid(visible=False, axis="y")
-        axes.locator_params(axis="x", nbins=6, integer=True)
-    labels = [literal(method or title) for title, method in lines]
-    row[0].set_yticks(range(len(lines)), labels)
-    for text, (_, method) in zip(row[0].get_yticklabels(), lines, strict=True):
-        text.set_fontweight("normal" if method else "bold")
-    row[0].set_ylim(len(lines) - 0.4, -0.6)
-    figure.supxlabel("difference of final average accuracies, points", fontsize="medium")
-    legend_once(figure, row)
-    return figure
-
-
 def beside_published(tables: dict[str, Table]) -> Drawing | None:
     """Draw our accuracies beside the published ones: a panel for every column and setting, a line for every cell.
 
@@ -270,16 +228,58 @@ def final_statistics(arms: Sequence[Arm]) -> Drawing | None:
     return figure
 
 
+def literal(text: str) -> str:
+    """Return a name that a user may have chosen, without what Matplotlib takes for a formula."""
+    return text.replace("$", r"\$")
+
+
+Differences = tuple[Paired, Paired, Paired | None]  # by confirmatory and by other seeds, and the paper's
+
+
+def differences(panels: dict[str, dict[tuple[str, str], Differences]]) -> Drawing | None:
+    """Draw mean differences with their intervals: a panel for every setting, a line for every comparison and method.
+
+    The line of a comparison over all methods has an empty method and is thicker.
+    """
+    if not panels:
+        return None
+    keys = dict.fromkeys(line for cells in panels.values() for line in cells)
+    lines = [line for title in dict.fromkeys(title for title, _ in keys) for line in keys if line[0] == title]
+    figure, [row] = grid_of_axes(1, len(panels), 1.0 + 0.2 * len(lines), sharey=True)
+    for axes, (panel, cells) in zip(row, panels.items(), strict=True):
+        for line, (ours, exploratory, published) in cells.items():
+            place, size = lines.index(line), 1.0 if line[1] else 1.6
+            colour = colour_of("adab2n") if ours.is_above else colour_of("bn") if ours.is_below else ink()
+            for paired, shift, shade, label in (
+                (exploratory, 0.3, colour_of("joint"), "exploratory seeds"),
+                (ours, 0.0, colour, "confirmatory seeds, 95 % interval"),
+            ):
+                if paired.interval is not None:
+                    axes.plot(paired.interval, [place + shift] * 2, color=shade, linewidth=size)
+                if paired.mean is not None:
+                    axes.plot(paired.mean, place + shift, "o", color=shade, markersize=2.5 * size, label=label)
+            if published is not None:
+                axes.plot(published.mean, place - 0.05, "D", color=colour_of("in"), markersize=3.5,
+                          markerfacecolor="none", label="paper")  # fmt: skip
+        axes.axvline(0, color=ink(), linewidth=0.6)
+        axes.set_title(panel)
+        axes.grid(visible=False, axis="y")
+        axes.locator_params(axis="x", nbins=6, integer=True)
+    labels = [literal(method or title) for title, method in lines]
+    row[0].set_yticks(range(len(lines)), labels)
+    for text, (_, method) in zip(row[0].get_yticklabels(), lines, strict=True):
+        text.set_fontweight("normal" if method else "bold")
+    row[0].set_ylim(len(lines) - 0.4, -0.6)
+    figure.supxlabel("difference of final average accuracies, points", fontsize="medium")
+    legend_once(figure, row)
+    return figure
+
+
 def legend_once(figure: Drawing, row: Sequence[Axes]) -> None:
     """Put a legend with every label once above the figure."""
     entries = [axes.get_legend_handles_labels() for axes in row]
     handle_of = {label: handle for handles, labels in entries for handle, label in zip(handles, labels, strict=True)}
     figure.legend(handle_of.values(), handle_of.keys(), loc="outside upper center", ncols=len(handle_of))
-
-
-def literal(text: str) -> str:
-    """Return a name that a user may have chosen, without what Matplotlib takes for a formula."""
-    return text.replace("$", r"\$")
 
 
 def after_each_task(selection: Selection) -> Drawing | None:

@@ -19,12 +19,12 @@ from typing import Any
 
 from utils import console
 from utils.cli import Parser
-from utils.figures.catalogue import COMPARISONS, FIGURES
+from utils.figures.catalogue import COMPARISONS, FIGURES, curves_of
 from utils.figures.style import save
 from utils.figures.tabled import final_statistics
 from utils.run.records import read_record
 from utils.studies.claims import ABOVE
-from utils.studies.compare import Paired, records_by_seed
+from utils.studies.compare import Paired, averaged, records_by_seed
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
 from utils.studies.final_statistics import arms_with_statistics, page_values
 from utils.studies.plans import ONLINE, PLANS, Experiment, Plan
@@ -33,12 +33,13 @@ from utils.studies.render import environment
 from utils.studies.results import Result, Table, published_value, tabulate, warnings
 from utils.studies.runs import MEASURED, Runs
 from utils.studies.selection import Selection, required_runs
+from utils.studies.study import read_study
 from utils.studies.verdicts import BELOW, EQUIVALENT, NO_VERDICT, Verdict, judge_all
 from utils.tables import TITLES, markdown_table, markdown_text, mean_and_deviation
 
 ROOT = Path(__file__).resolve().parents[1]
 README, PAGE, RUNS = ROOT / "README.md", ROOT / "docs" / "evidence.md", ROOT / "docs" / "runs.md"
-STATISTICS = ROOT / "docs" / "statistics.md"
+STATISTICS, BOUNDARIES = ROOT / "docs" / "statistics.md", ROOT / "docs" / "boundaries.md"
 BEGIN, END = "<!-- evidence: python -m scripts.evidence -->", "<!-- end of evidence -->"
 EMPTY_DIR = "no-results"  # a results folder that does not exist: only kept records count
 QUESTIONS = {  # what a user asks, the claims that answer it, the choice if they are above, and the choice otherwise
@@ -236,6 +237,41 @@ def common_commands(selection: Selection) -> str:
     return f"{title}\n\n{markdown_table(['`python main.py` with', 'minutes', 'accuracy, %', 'seeds'], lines)}"
 
 
+def boundaries() -> tuple[Plan, Plan, Selection]:
+    """Return the study of boundaries, its differences to BN, and its kept runs."""
+    study = read_study(ROOT / "scripts" / "studies" / "boundaries.toml")
+    runs = Runs(study.preset(), EMPTY_DIR, measured=MEASURED)
+    accuracies, differences = study.plans().values()
+    return accuracies, differences, Selection("fixed", runs, study.seeds)
+
+
+def boundaries_part() -> str:
+    """Return the accuracies of the study of boundaries by strength, and the mean differences to BN."""
+    *plans, selection = boundaries()
+    accuracies, differences = (tabulate(plan, selection).results for plan in plans)
+    panels: dict[tuple[str, ...], dict[str, dict[str, Result]]] = {}  # by kind and metric: by arm, by strength
+    gains: dict[tuple[str, ...], dict[str, list[dict[int, float]]]] = {}
+    for ((kind, row), (strength, _, metric)), result in accuracies.items():
+        arm = row.removeprefix(f"{kind} w/ ")
+        panels.setdefault((kind, metric), {}).setdefault(arm, {})[strength.partition(" = ")[2]] = result
+    for ((kind, row), (_, _, metric)), result in differences.items():
+        known = {seed: value for seed, value in result.values.items() if value is not None}
+        gains.setdefault((kind, metric), {}).setdefault(row.removeprefix(f"{kind} w/ "), []).append(known)
+    texts, of_adab2n = [], []
+    for (kind, metric), arms in panels.items():
+        lines = []
+        for arm, results in arms.items():
+            gain = averaged(gains[kind, metric].get(arm, []))
+            of_adab2n += [gain] if arm.startswith("AdaB²N") else []
+            lines.append((arm, *(f"{result.mean:.1f}" for result in results.values()), gain.text(1)))
+        texts.append(markdown_table([f"`{kind}`, {metric}, by strength", *arms["BN"], "minus BN"], lines))
+    above, below = sum(gain.is_above for gain in of_adab2n), sum(gain.is_below for gain in of_adab2n)
+    text = f"""Accuracy in percent, mean over {len(selection.seeds)} seeds. The last column is the mean difference to BN
+        over all strengths, with its 95 % interval. Of the {len(of_adab2n)} intervals of AdaB²N, {above} lie above zero
+        and {below} below."""
+    return "\n\n".join([textwrap.fill(" ".join(text.split()), 120), *texts])
+
+
 def with_part(path: Path, part: str) -> str:
     """Return a file's text with another marked part."""
     before, rest = path.read_text(encoding="utf-8").split(BEGIN)
@@ -247,6 +283,7 @@ def expected_files() -> dict[Path, str]:
     selection = evidence()
     return {README: with_part(README, readme_part(selection)), RUNS: with_part(RUNS, common_commands(selection)),
             PAGE: page(selection),
+            BOUNDARIES: with_part(BOUNDARIES, boundaries_part()),
             STATISTICS: render("statistics_page.md.j2", selection, **page_values(selection))}  # fmt: skip
 
 
@@ -257,6 +294,8 @@ def main(argv: list[str] | None = None) -> int:
             path.write_text(text, encoding="utf-8")
         for name in ("published", "confounds"):
             save(partial(FIGURES[name].draw, evidence()), PAGE.parent, name, ["png"])
+        plan, _, study_runs = boundaries()
+        save(partial(curves_of(plan).draw, study_runs), PAGE.parent, "boundaries", ["png"])
         save(partial(final_statistics, arms_with_statistics(evidence())), PAGE.parent, "final-statistics", ["png"])
     except console.ERRORS as error:
         return console.complain(error)

@@ -48,9 +48,10 @@ def test_records_are_sealed_and_of_one_kind():
     counted = {record["run"] for record in evidence.finished(evidence.evidence())}
     for plan in CONFIRM.values():
         counted |= set(tabulate(plan, evidence.evidence()).records)
-    study = read_study(evidence.ROOT / "scripts" / "studies" / "permuted_mnist.toml")
-    selection = Selection("fixed", Runs(study.preset(), evidence.EMPTY_DIR), study.seeds)
-    counted |= set(tabulate(study.plans()["permuted_mnist"], selection).records)
+    for name in ("permuted_mnist", "boundaries"):
+        study = read_study(evidence.ROOT / "scripts" / "studies" / f"{name}.toml")
+        selection = Selection("fixed", Runs(study.preset(), evidence.EMPTY_DIR), study.seeds)
+        counted |= set(tabulate(study.plans()[name], selection).records)
     assert counted == {path.parent.name for path in paths if read_record(path)["status"] == "finished"}
 
 

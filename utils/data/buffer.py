@@ -16,7 +16,7 @@ from utils.config.options import ByFidelity, Option, choice
 from utils.config.registry import BUFFERS
 from utils.data.stream import StreamSpec
 from utils.device import send_together
-from utils.errors import UsageError
+from utils.errors import RunFailed, UsageError
 from utils.step import Batch
 
 if TYPE_CHECKING:
@@ -85,12 +85,18 @@ class Policy(ABC):
             raise UsageError(f"--buffer_size {self.capacity} is less than one slot for each {by} ({owners}); raise it")
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: np.asarray(getattr(self, name)).tolist() for name in self.saved}
+        values = {name: getattr(self, name) for name in self.saved}
+        return {name: torch.from_numpy(value) if isinstance(value, np.ndarray) else np.asarray(value).tolist()
+                for name, value in values.items()}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self.saved:
-            is_array = isinstance(getattr(self, name), np.ndarray)
-            setattr(self, name, np.array(state[name]) if is_array else state[name])
+            value = state[name]
+            if isinstance(value, torch.Tensor):
+                value = value.numpy().copy()
+            elif isinstance(getattr(self, name), np.ndarray):  # in older files arrays are lists
+                value = np.array(value)
+            setattr(self, name, value)
 
 
 # Runs with a reservoir were hashed with this option when it belonged to every buffer.
@@ -214,9 +220,9 @@ class Buffer:
     ):
         self.policy = policy
         self.images = torch.zeros((size, *spec.image_shape), dtype=torch.uint8, device=device)
-        self.labels = torch.zeros(size, dtype=torch.int64, device=device)
+        self.labels = torch.full((size,), -1, dtype=torch.int64, device=device)  # -1: never written to
         self.tasks = torch.zeros_like(self.labels)
-        self.labels_host, self.tasks_host = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
+        self.labels_host, self.tasks_host = np.full(size, -1), np.zeros(size, dtype=np.int64)
         shape = (size, spec.n_classes)
         self.logits = None if logits_dtype is None else torch.zeros(shape, dtype=logits_dtype, device=device)
         self.losses = torch.zeros(size, device=device) if policy.stores_losses else None
@@ -227,7 +233,9 @@ class Buffer:
 
     def add(self, batch: Batch, draw: np.random.Generator | None = None) -> None:
         """Write samples to the slots that the policy chooses; a policy that draws nothing needs no generator."""
-        slots = self.policy.slots(batch, draw)  # type: ignore[arg-type]
+        slots = np.asarray(self.policy.slots(batch, draw))  # type: ignore[arg-type]
+        if len(slots) != len(batch) or slots.dtype.kind not in "iu" or slots.max(initial=-1) >= len(self.labels_host):
+            raise self._bad_policy("slots", "an integer below the buffer's size for every sample of the batch")
         self.filled = self.policy.filled()
         # The last write of a batch to a slot wins. Decided here, because a device may write in any order.
         last_write = {slot: index for index, slot in enumerate(slots.tolist()) if slot >= 0}
@@ -252,13 +260,21 @@ class Buffer:
             balanced: Draw equally many samples of each task, as far as the buffer has them.
         """
         if not balanced:
-            return self.policy.sample(self, count, draw)
+            slots = np.asarray(self.policy.sample(self, count, draw))
+            if slots.dtype.kind not in "iu" or not len(slots) or min(slots.min(), self.labels_host[slots].min()) < 0:
+                raise self._bad_policy("sample", "slots that hold samples")
+            return slots
         # One sample of every task, then a second one, and so on; in the last round, tasks are drawn at random.
         slots = draw.permutation(self.filled)
         slots = slots[np.argsort(self.tasks_host[slots], kind="stable")]
         _, first, sizes = np.unique(self.tasks_host[slots], return_index=True, return_counts=True)
         turn = np.arange(len(slots)) - np.repeat(first, sizes)
         return slots[np.lexsort((draw.random(len(slots)), turn))[:count]]
+
+    def _bad_policy(self, method: str, wanted: str) -> RunFailed:
+        return RunFailed(
+            f"`{method}` of the buffer's policy {type(self.policy).__name__} must return {wanted}; repair it"
+        )
 
     def gather(self, slots: np.ndarray, slots_on_device: torch.Tensor) -> Batch:
         """Return the samples in some slots, given on the host and on the device."""

@@ -8,9 +8,10 @@ import torch
 from scipy import stats
 
 from tests.helpers import CPU, make_spec
-from utils.data.buffer import Buffer, GreedyBalance, MethodManaged
+from utils.data.buffer import Buffer, GreedyBalance, MethodManaged, Reservoir
 from utils.data.class_balanced import ClassBalanced
 from utils.data.random import generator
+from utils.errors import RunFailed
 from utils.step import Batch
 
 SPEC = make_spec(image_shape=(1, 1, 1), mean=(0.0,), std=(1.0,), n_tasks=3, n_classes=6)
@@ -182,3 +183,51 @@ def test_what_is_added_takes_the_place_of_everything():
     assert len(buffer) == 3
     assert held(buffer) == [(20, 4), (7, 0), (21, 2)]
     assert sorted(buffer.sample_slots(9, generator(0, "replay", 0)).tolist()) == [0, 1, 2]
+
+
+# --- policies of plug-ins ---------------------------------------------------------------------------------------
+
+
+class Changed(Reservoir):
+    """A reservoir whose results a test changes."""
+
+    saved = ("seen", "late", "scores", "queue")
+    late = None
+
+    def __init__(self, change_slots=lambda slots: slots, change_sample=lambda slots: slots):
+        super().__init__(8, SPEC)
+        self.change_slots, self.change_sample = change_slots, change_sample
+        self.scores, self.queue = np.zeros(2, np.float32), np.zeros((0, 3), np.int64)
+
+    def slots(self, batch, draw):
+        return self.change_slots(super().slots(batch, draw))
+
+    def sample(self, buffer, count, draw):
+        return self.change_sample(super().sample(buffer, count, draw))
+
+
+@pytest.mark.parametrize("change", [lambda s: s[1:], lambda s: s + 6, lambda s: s.astype(float), lambda s: s > 0])
+def test_slots_that_are_none_end_the_run(change):
+    buffer = buffer_with(Changed(change_slots=change), 8)
+    with pytest.raises(RunFailed, match="`slots`"):
+        buffer.add(samples(range(3), [0, 1, 2]), generator(0, "buffer"))
+
+
+@pytest.mark.parametrize("change", [lambda s: s + 3, lambda s: s - 3, lambda s: s >= 0, lambda s: s[:0]])
+def test_draws_of_slots_without_samples_end_the_run(change):
+    buffer = buffer_with(Changed(change_sample=change), 8)
+    buffer.add(samples(range(3), [0, 1, 2]), generator(0, "buffer"))
+    with pytest.raises(RunFailed, match="`sample`"):
+        buffer.sample_slots(2, generator(0, "replay"))
+
+
+def test_arrays_of_a_policy_are_restored_as_they_were():
+    policy, restored = Changed(), Changed()
+    policy.late, policy.scores = np.array([True, False]), np.array([0.1, 0.2], np.float32)
+    restored.load_state_dict(policy.state_dict())
+    for name in ("late", "scores", "queue"):
+        array, expected = getattr(restored, name), getattr(policy, name)
+        assert (array.dtype, array.tolist()) == (expected.dtype, expected.tolist())
+        assert array.shape == expected.shape
+    restored.load_state_dict({"seen": 3, "late": None, "scores": [1.0, 2.0], "queue": [[1, 2, 3]]})  # of an older file
+    assert isinstance(restored.scores, np.ndarray)

@@ -123,7 +123,7 @@ def buffer_batches(method: Method) -> Iterator[Batch]:
     """Yield all samples of the buffer in random order."""
     buffer = method.buffer
     assert buffer is not None
-    slots = buffer.sample_slots(len(buffer), generator(method.config.seed, "eval_statistics"))
+    slots = generator(method.config.seed, "eval_statistics").choice(buffer.filled, len(buffer), replace=False)
     for some in np.split(slots, range(EVALUATION_BATCH, len(slots), EVALUATION_BATCH)):
         yield buffer.gather(some, *send_together([some], buffer.labels.device))
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import utils.run.eval_statistics
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config, weights_of
 from utils.data.random import generator
-from utils.run.eval_statistics import eval_statistics_applied, in_test_order
+from utils.run.eval_statistics import buffer_batches, eval_statistics_applied, in_test_order
 from utils.run.observers import Observer
 from utils.run.training import Training
 
@@ -87,6 +87,12 @@ def test_buffer_statistics_are_plain_averages_over_the_batches_of_a_pass(norm, m
     assert_close(alone, outputs[:1], atol=1e-10)  # whatever else is in the test batch
     assert all(tensor.equal(before[name]) for name, tensor in net.state_dict().items())
     assert not outputs.allclose(net(images()))
+
+
+def test_buffer_statistics_have_all_samples_whatever_the_policy_draws(monkeypatch):
+    _, method = made("bn", "buffer")
+    monkeypatch.setattr(method.buffer.policy, "sample", lambda buffer, count, draw: buffer.filled[:2])
+    assert sum(map(len, buffer_batches(method))) == len(method.buffer) > 2
 
 
 @torch.no_grad()

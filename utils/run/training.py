@@ -255,9 +255,9 @@ class Training:
         method.runner.skipped_batches = state["skipped_batches"]
         self.cursor = Cursor(**state["cursor"])
         for name in PLAIN_STATE:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))  # older checkpoints lack n_samples
         device = next(method.net.parameters()).device
-        self.n_predicted = state["n_predicted"].to(device)
+        self.n_predicted = state.get("n_predicted", self.n_predicted).to(device)
         self.losses = [*torch.tensor(state["losses"], dtype=torch.float64, device=device)]
         self.term_sums = {name: value.to(device) for name, value in state["loss_terms"].items()}
         for observer in self.observers:

@@ -9,6 +9,7 @@ import pytest
 from models.method import Method
 from models.sgd import Sgd
 from tests.helpers import build_run, make_spec, make_stream, run_config, sample_numbers
+from tests.models.cut_off import with_checkpoints
 from utils.errors import RunFailed
 from utils.run.evaluation import accuracies
 from utils.run.observers import Observer
@@ -240,3 +241,14 @@ def test_domain_incremental_run(model, norm, mode):
     assert method.buffer.tasks_host.tolist() == method.buffer.tasks.tolist()
     assert method.buffer.labels.tolist() == stream.train_data.labels_host[numbers].tolist()
     assert method.buffer.labels_host.tolist() == method.buffer.labels.tolist()
+
+
+def test_a_checkpoint_from_before_prequential_accuracy_is_resumed():
+    def build() -> Training:
+        stream, config = make_stream(make_spec()), run_config("er")
+        return with_checkpoints(Training(config, stream, build_run(config, stream)[1]))
+
+    results = (straight := build()).run()["results"]
+    _, state = straight.checkpoints.states[0]
+    del state["n_samples"], state["n_predicted"]
+    assert build().run(state)["results"] == results

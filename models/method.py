@@ -65,7 +65,8 @@ class Method:
     draw_names: tuple[str, ...] = ()  #: names of the draws from the buffer in a step
     needs_features = False  #: the network must have feature maps
     needs_own_classes = False  #: tasks must not share their classes
-    #: The boundaries of tasks must be known. None: if the class has a `begin_task` or `end_task` of its own.
+    #: The boundaries of tasks must be known. None: if the class has an own `begin_task`, `end_task` or
+    #: `extra_task_samples`.
     needs_boundaries: bool | None = None
     joint_training = False  #: all tasks are trained as one
     rebuilds_network = False  #: every task starts with a new network
@@ -218,7 +219,8 @@ class Method:
         """Return whether the method cannot learn from a stream without known task boundaries."""
         if cls.needs_boundaries is not None:
             return cls.needs_boundaries
-        return cls.begin_task is not Method.begin_task or cls.end_task is not Method.end_task
+        hooks = ("begin_task", "end_task", "extra_task_samples")
+        return any(getattr(cls, name) is not getattr(Method, name) for name in hooks)
 
     # --- growth with the tasks -----------------------------------------------------------------------------------
 

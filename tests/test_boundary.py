@@ -177,10 +177,14 @@ def test_a_method_with_hooks_of_its_own_needs_boundaries_unless_it_says_otherwis
     class WithHook(Method):
         def end_task(self, task, stream): ...
 
+    class WithSamples(Method):
+        def extra_task_samples(self, task): ...
+
     class Indifferent(WithHook):
         needs_boundaries = False
 
     assert (Method.requires_boundaries(), WithHook.requires_boundaries()) == (False, True)
+    assert WithSamples.requires_boundaries()  # a stream without boundaries has one order, of its own samples
     assert not Indifferent.requires_boundaries()
 
 

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from conftest import runner
 from torch.nn import functional as F
 
 from tests.helpers import build_run, make_spec, make_stream, record_steps, run_config
 from tests.models.test_compiled_step import steps_of
+from utils.run.saved_model import load_network
 from utils.step import CURRENT
 
 SPEC = make_spec(n_tasks=3, n_classes=6)
@@ -34,3 +36,9 @@ def test_unseen_classes_have_no_accuracy_and_no_forward_transfer():
     result = outcome["results"]["class_il"]
     assert [sum(value is not None for value in row) for row in result["matrix"]] == [1, 2, 3]
     assert result["metrics"]["fwt"] is None
+
+
+def test_a_saved_network_knows_which_classes_it_has_seen(tmp_path):
+    words = ["--model", "sgd", "--dataset", "seq-digits", "--backbone", "mlp", "--debug_mode", "--save_model"]
+    ended = runner(tmp_path)(*words, "--classifier", "seen", "--stop_after", "2")
+    assert load_network(ended.folder).unseen.tolist() == [False] * 4 + [True] * 6

@@ -81,7 +81,10 @@ def load_network(folder: Path) -> Network:
     """Return the trained network of a run with --save_model, in eval mode."""
     record, tensors = read_saved(folder)
     config = _config_of(record, {}, folder)
-    net = build_network(config, StreamBuilder(config).spec, set_up_device(config))
+    spec = StreamBuilder(config).spec
+    net = build_network(config, spec, set_up_device(config))
+    if net.unseen is not None:
+        net.begin_task(spec.classes_of(spec.n_tasks - 1).stop)
     net.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in STATES})
     return net.eval()
 

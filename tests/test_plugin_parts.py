@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import call, plugins_forgotten, runner
+from forked import refusal
 from stopped_runs import observers_added
 
 from scripts.reproduce import main as reproduce
@@ -28,6 +29,7 @@ from utils.run.records import read_record
 from utils.studies.runs import Runs
 from utils.studies.selection import Selection, required_runs
 from utils.studies.study import read_study
+from utils.tables import MEASURED_METRICS
 
 FILES = ("mine/hard_samples.py", "mine/worst_class.py", "mine/grad_norm.py")
 STUDY = """
@@ -118,12 +120,18 @@ def test_parts_with_options_of_one_name_see_their_own(mine, run_main):
     for name, flag in (("hard_samples", "hardness"), ("grad_norm", "grad_every")):
         path = mine / f"{name}.py"
         path.write_text(path.read_text().replace(flag, "power"))
-    flags = ["--buffer_mode_power", "3", "--probe_grad_norm_power", "2"]
-    parts = ["--buffer_mode", "hard_samples", "--probe", "grad_norm", "--plugins", str(mine)]
-    config = run_main(*TINY, *parts, *flags).record["config"]
-    assert (config["buffer_mode_power"], config["probe_grad_norm_power"]) == (3, 2)
-    (line,) = run_main(*TINY, *parts, "--power", "3").stderr.splitlines()
-    assert "--buffer_mode_power" in line
+    parts = ["--buffer_mode", "hard_samples", "--power", "3", "--plugins", str(mine)]
+    watched = run_main(*TINY, *parts, "--probe", "grad_norm", "--probe_grad_norm_power", "2")
+    config = watched.record["config"]
+    assert (config["power"], config["probe_grad_norm_power"]) == (3, 2)
+    assert run_main(*TINY, *parts).folder == watched.folder  # an observer renames no run
+
+
+def test_an_observer_with_other_options_is_not_taken_from_a_finished_run(mine, run_main):
+    words = [*TINY, "--plugins", str(mine), "--probe", "grad_norm", "--grad_every"]
+    assert run_main(*words, "2").code == 0
+    assert "not trained again" in run_main(*words, "2").stderr
+    assert "--rerun" in refusal(run_main(*words, "3"))
 
 
 def test_loss_terms_and_scalars_reach_the_log_and_external_loggers(mine, results):
@@ -157,6 +165,19 @@ def test_records_from_before_a_metric_have_it_when_they_are_read(mine, run_main,
     assert float(capsys.readouterr().out.splitlines()[1].split()[-1]) == min(per_class(before["confusion"]))
     again = run_main(*TINY, "--plugins", str(mine))
     assert "accuracy of the worst class" in again.stdout
+
+
+def test_a_metric_that_was_changed_is_computed_again_when_a_record_is_read(mine, run_main):
+    path = run_main(*TINY, "--plugins", str(mine)).folder / "record.json"
+    METRICS.entries().pop("worst_class")
+    METRICS.register("worst_class")(lambda run: 123)
+    assert read_record(path)["results"]["class_il"]["metrics"]["worst_class"] == 123
+
+
+def test_a_metric_has_no_name_of_one_that_the_loop_measures():
+    for name in MEASURED_METRICS:
+        with pytest.raises(ValueError, match="rename"):
+            METRICS.register(name)
 
 
 @pytest.mark.parametrize("body", ["return 1 / 0", "return float('inf')", "return 'high'"])

@@ -324,7 +324,7 @@ def build_parser(
         titles.sort(key=lambda title: title in loop_options.GROUPS)
     groups = {title: parser.add_argument_group(title) for title in titles}
     for name, by_owner in owners.items():
-        if name not in two_parts:
+        if name not in two_parts or name in chosen:
             _add_option(groups[title_of[name]], name, chosen.get(name), by_owner, defaults.get(name))
         elif not only:  # `reject_unused_options` says which flags there are instead
             groups[title_of[name]].add_argument(f"--{name}", nargs="?", help=argparse.SUPPRESS)

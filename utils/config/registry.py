@@ -97,6 +97,10 @@ class Registry:
             if rules or (options and self.kind == "metric"):
                 raise TypeError(f"{self.kind} {name!r} must have no {'rules' if rules else 'options'}; remove them")
             options = tuple(replace(option, changes_numbers=False) for option in options)
+            from utils.tables import MEASURED_METRICS
+
+            if self.kind == "metric" and name in MEASURED_METRICS:
+                raise ValueError(f"metric {name!r} is one that the loop measures; rename it")
         known = ["help", "options", "rules", *self.traits]
         if unknown := [keyword for keyword in traits if keyword not in known]:
             raise TypeError(f"{self.kind} {name!r}: unknown keyword {unknown[0]!r}{close_matches(unknown[0], known)}")

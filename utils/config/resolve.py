@@ -30,9 +30,7 @@ class Config(SimpleNamespace):
 
     def options_of(self, part: str) -> dict[str, Any]:
         """Return the values of the options of a part, such as the norm, by their own names."""
-        entries = selected_entries(vars(self))
-        flags = own_flags(part, entries[part], active_options(entries))
-        return {name: getattr(self, flag) for name, flag in flags.items()}
+        return option_values(part, vars(self))
 
     def seen_by(self, part: str) -> Config:
         """Return the configuration in which the options of a part have their own names."""
@@ -138,11 +136,13 @@ def part_options(entries: Mapping[str, Entry]) -> dict[str, Option]:
             owners.setdefault(option.name, {})[selector] = option
     flags: dict[str, Option] = {}
     for name, by_selector in owners.items():
-        options = list(by_selector.values())
+        # Observers count only among themselves: none renames an option of the run's identity.
+        options = [by_selector[part] for part in by_selector if part in SELECTORS] or [*by_selector.values()]
         if all(option is options[0] for option in options):
             flags[name] = options[0]
-            continue
         for selector, option in by_selector.items():
+            if flags.get(name) is option:
+                continue
             if (flag := f"{selector}_{name}") in owners:
                 raise UsageError(f"--{flag} would be two options of {entries[selector].name}; rename one")
             flags[flag] = option
@@ -151,7 +151,14 @@ def part_options(entries: Mapping[str, Entry]) -> dict[str, Option]:
 
 def own_flags(selector: str, entry: Entry, options: Mapping[str, Option]) -> dict[str, str]:
     """Return the flags of a part's options by their names."""
-    return {o.name: o.name if o.name in options else f"{selector}_{o.name}" for o in entry.options}
+    return {o.name: o.name if options.get(o.name) is o else f"{selector}_{o.name}" for o in entry.options}
+
+
+def option_values(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a part's options by their own names, as far as they are there."""
+    entries = selected_entries(values)
+    flags = own_flags(part, entries[part], active_options(entries))
+    return {name: values[flag] for name, flag in flags.items() if flag in values}
 
 
 def flags_by_owner(entries: dict[str, Entry]) -> dict[tuple[str, str], str]:

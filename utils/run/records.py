@@ -129,10 +129,12 @@ def measured_in(result: dict[str, Any]) -> metrics.Measured:
 
 
 def add_missing_metrics(record: dict[str, Any]) -> None:
-    """Compute the metrics that were not registered, or failed, when the record was made."""
+    """Compute the metrics that were not registered when the record was made, and those of today's plug-ins."""
     for result in record.get("results", {}).values():
-        values = metrics.summary(measured_in(result))
-        result["metrics"] |= {name: value for name, value in values.items() if result["metrics"].get(name) is None}
+        recorded, run = result["metrics"], measured_in(result)
+        own, plugins = metrics.built_in(run), metrics.of_plugins(run)
+        recorded |= {name: value for name, value in own.items() if name not in recorded}
+        recorded |= {name: value for name, value in plugins.items() if value is not None or name not in recorded}
 
 
 def entries_of(record: Any, other: Any) -> Any:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from utils.config.resolve import Config
+from utils.config.resolve import Config, option_values
 from utils.console import log
 from utils.data.stream import StreamSpec
 from utils.device import pick_device
@@ -31,9 +31,17 @@ from utils.run.records import (
 from utils.run.saved_model import has_model
 
 
+def has_probe(name: str, options: dict[str, Any], record: dict[str, Any], folder: Path) -> bool:
+    """Return whether a finished run had an observer with the options that are given."""
+    if not has_recording(folder, name, record):
+        return False
+    now, before = (option_values(f"probe_{name}", values) for values in (options, record["config"]))
+    return all(json.loads(json.dumps(value, default=str)) == before.get(option) for option, value in now.items())
+
+
 def missing_outcomes(options: dict[str, Any], record: dict[str, Any], folder: Path) -> list[str]:
     """Return the flags of the outcomes that these options ask for and a finished run lacks."""
-    missing = [f"--probe {name}" for name in options.get("probe") or () if not has_recording(folder, name, record)]
+    missing = [f"--probe {name}" for name in options.get("probe") or () if not has_probe(name, options, record, folder)]
     if options.get("final_statistics") and any("final_statistics" not in part for part in record["results"].values()):
         missing.append("--final_statistics")
     if (late := options.get("late_evaluations", 0)) > record["config"].get("late_evaluations", 0):

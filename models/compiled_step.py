@@ -62,7 +62,9 @@ class CompiledStep:
         stage = StepIndex(task=min(index.task, 1), step=0)  # with other numbers, every task would need a graph
         weight = penalty_weight and torch.full((1,), penalty_weight, dtype=self.dtype, device=self.device)
         attributes = self._attributes()
-        tensors = [leaf for leaves in attributes.values() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        of_network = {*map(id, self.method.net.buffers())}  # which are committed as `new_buffers`
+        leaves = [leaf for leaves in attributes.values() for leaf in leaves if id(leaf) not in of_network]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for tensor in tensors:
             torch._dynamo.mark_static_address(tensor)
         self.state = [tensor.data for tensor in tensors]  # autograd does not see who writes to them

@@ -3,7 +3,7 @@
 The current batch competes only with the classes in it and with classes not yet seen, so that it does not push away the
 representations of old classes. The replayed batch competes with all classes. Both start with the second task. The
 paper's loss has only the classes in the batch; the released code adds the unseen ones and the highest class seen.
-Where task boundaries are not known, both start with the second batch, and the loss is the paper's.
+Where task boundaries are not known, replay starts with the second batch, and the loss is the paper's from the first.
 """
 
 from typing import Any

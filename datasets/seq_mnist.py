@@ -12,11 +12,7 @@ RULES = (
 
 
 @DATASETS.register(
-    "seq-mnist",
-    help="Split MNIST, 5 x 2 digits",
-    options=(BASE_PATH, *SPLIT_OPTIONS),
-    rules=RULES,
-    backbone="mlp",
+    "seq-mnist", help="Split MNIST, 5 x 2 digits", options=(BASE_PATH, *SPLIT_OPTIONS), rules=RULES, backbone="mlp"
 )
 class SeqMnist(Mnist, ClassDataset):
     name = "seq-mnist"

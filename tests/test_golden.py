@@ -129,10 +129,7 @@ def test_curve_of_other_groups_than_tasks(groups):
 
 @pytest.mark.parametrize(
     ("model", "norm", "options"),
-    [
-        ("er_ace", "adab2n", {"norm_impl": "reference"}),
-        ("er", "adab2n", {"norm_impl": "fused"}),
-    ],
+    [("er_ace", "adab2n", {"norm_impl": "reference"}), ("er", "adab2n", {"norm_impl": "fused"})],
 )
 def test_curve_does_not_depend_on_how_it_is_computed(model, norm, options):
     assert_is_golden(curve(model, norm, **options), model, norm)

@@ -9,18 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import call, goes_on, runner
-from stopped_runs import (
-    MLP,
-    RUN,
-    SHORT,
-    Stop,
-    newest_state,
-    numbers,
-    observers_added,
-    steps_of,
-    stopped,
-    undisturbed,
-)
+from stopped_runs import MLP, RUN, SHORT, Stop, newest_state, numbers, observers_added, steps_of, stopped, undisturbed
 
 from tests.outcomes import outcome
 from utils.run.observers import Observer, Progress

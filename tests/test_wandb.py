@@ -157,12 +157,7 @@ def test_resumed_run_keeps_its_page_and_sends_no_step_twice(fake_wandb, tmp_path
     second.on_evaluation(evaluation_event(3))
     second.on_log(log_event(4))
     assert [step for step, _ in fake_wandb.sent] == [1, 2, 3, 3, 3, 4]  # the last of the page may be sent again
-    assert fake_wandb.sent[4][1] == {
-        "task": 0,
-        "class_il/task_1": 80.0,
-        "class_il/task_2": 40.0,
-        "class_il/mean": 80.0,
-    }
+    assert fake_wandb.sent[4][1] == {"task": 0, "class_il/task_1": 80.0, "class_il/task_2": 40.0, "class_il/mean": 80.0}
     assert {settings["id"] for settings in fake_wandb.started} == {first.id}
     assert {settings["resume"] for settings in fake_wandb.started} == {"allow"}
 

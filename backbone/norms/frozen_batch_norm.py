@@ -42,12 +42,7 @@ HELP = "BN whose statistics stay as they are after --freeze_after tasks"
 
 
 @NORMS.register(
-    "bn_frozen",
-    help=HELP,
-    options=(FREEZE_AFTER,),
-    shared=FreezeSchedule,
-    needs_past_tasks=True,
-    needs_boundaries=True,
+    "bn_frozen", help=HELP, options=(FREEZE_AFTER,), shared=FreezeSchedule, needs_past_tasks=True, needs_boundaries=True
 )
 def frozen_batch_norm(channels: int, *, spatial: tuple[int, ...] | None, shared: FreezeSchedule) -> FrozenBatchNorm:
     return FrozenBatchNorm(channels, shared)

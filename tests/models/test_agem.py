@@ -7,15 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from models import agem
-from tests.helpers import (
-    assert_close,
-    build_run,
-    make_spec,
-    make_stream,
-    record_steps,
-    run_config,
-    sample_numbers,
-)
+from tests.helpers import assert_close, build_run, make_spec, make_stream, record_steps, run_config, sample_numbers
 from utils.errors import UsageError
 from utils.run.build import check_together
 from utils.step import StepIndex

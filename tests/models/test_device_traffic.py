@@ -86,8 +86,7 @@ def copies_of_a_step(model: str, norm: str, **options) -> int:
 
 
 @pytest.mark.parametrize(
-    "norm",
-    ["bn", "ln", "gn", "cn", "adab2n", "bnt", "tbbn", "tbbn_weighted", "cma", "brn", "sn", "none", "bn_frozen"],
+    "norm", ["bn", "ln", "gn", "cn", "adab2n", "bnt", "tbbn", "tbbn_weighted", "cma", "brn", "sn", "none", "bn_frozen"]
 )
 @pytest.mark.parametrize("model", ["er_ace", "derpp"])
 def test_a_step_waits_for_nothing_and_copies_twice(model, norm):

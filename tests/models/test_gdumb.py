@@ -8,15 +8,7 @@ import pytest
 import torch
 
 from models.gdumb import Gdumb, cutmix_box, fitting_rate
-from tests.helpers import (
-    CPU,
-    assert_close,
-    build_run,
-    make_spec,
-    make_stream,
-    run_config,
-    weights_of,
-)
+from tests.helpers import CPU, assert_close, build_run, make_spec, make_stream, run_config, weights_of
 from utils.data.augment import Crop
 from utils.errors import RunFailed
 from utils.run.build import build_network
@@ -120,12 +112,7 @@ OWN = logs_of(4 / 10, 5 / 8, 5 / 10)  # of labels 3, 0, 3
             12 / 16 * OWN + 4 / 16 * logs_of(1 / 10, 1 / 8, 5 / 10),
         ),
         # At a corner only one of the four pixels lies inside. The partners' labels are 3, 0, 3, too.
-        (
-            1.0,
-            {"share": 0.75, "middles": (0, 0), "partners": (2, 1, 0)},
-            (slice(0, 1), slice(0, 1)),
-            OWN,
-        ),
+        (1.0, {"share": 0.75, "middles": (0, 0), "partners": (2, 1, 0)}, (slice(0, 1), slice(0, 1)), OWN),
         (1.0, {"coin": 0.5, "partners": (0, 1, 2)}, (slice(0), slice(0)), OWN),
         (1.0, {"coin": 0.99, "partners": (0, 1, 2)}, (slice(0), slice(0)), OWN),
         (0.0, {"partners": (0, 1, 2)}, (slice(0), slice(0)), OWN),

@@ -11,16 +11,7 @@ import pytest
 import torch
 
 from models.er_ace import masked_classes
-from tests.helpers import (
-    CPU,
-    build_run,
-    make_output,
-    make_samples,
-    make_spec,
-    make_stream,
-    run_config,
-    sample_numbers,
-)
+from tests.helpers import CPU, build_run, make_output, make_samples, make_spec, make_stream, run_config, sample_numbers
 from utils.config.registry import MODELS
 from utils.step import Batch, StepIndex, total
 
@@ -145,11 +136,7 @@ def outputs_for(batch: Batch) -> dict:
         ("er_ace", "mlp", [[], [], ["replay"]]),
         ("der", "mlp", [[], ["logits"], ["logits"]]),
         ("derpp", "mlp", [[], ["logits", "labels"], ["logits", "labels"]]),
-        (
-            "er_ace_lider",
-            "resnet18",
-            [[], ["lip_mean", "lip_target"], ["replay", "lip_mean", "lip_target"]],
-        ),
+        ("er_ace_lider", "resnet18", [[], ["lip_mean", "lip_target"], ["replay", "lip_mean", "lip_target"]]),
     ],
 )
 def test_draws_of_a_step(model, backbone, draws):

@@ -156,8 +156,7 @@ def test_frozen_layers():
 
 
 @pytest.mark.parametrize(
-    ("norm", "backend"),
-    [("adab2n", "aot_eager"), ("adab2n", "inductor"), ("cn", "aot_eager"), ("tbbn", "aot_eager")],
+    ("norm", "backend"), [("adab2n", "aot_eager"), ("adab2n", "inductor"), ("cn", "aot_eager"), ("tbbn", "aot_eager")]
 )
 def test_compiles_into_one_graph_with_the_same_numbers(norm, backend):
     options = {"groups": 2} if norm == "cn" else {}

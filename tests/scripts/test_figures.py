@@ -157,8 +157,7 @@ def test_figures_without_runs_say_what_to_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "keyword"),
-    [(["fig9"], "fig9"), (["run"], "folder"), (["run", "nowhere"], "nowhere")],
+    ("words", "keyword"), [(["fig9"], "fig9"), (["run"], "folder"), (["run", "nowhere"], "nowhere")]
 )
 def test_bad_input_gets_one_line(words, keyword, capsys, tmp_path):
     assert figures([*words, "--results_path", str(tmp_path)]) == 2

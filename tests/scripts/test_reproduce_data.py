@@ -20,8 +20,7 @@ def no_network_and_no_start(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("id", "names"),
-    [("table2", ["seq-cifar10", "seq-cifar100", "seq-miniimg"]), ("table2:cifar100", ["seq-cifar100"])],
+    ("id", "names"), [("table2", ["seq-cifar10", "seq-cifar100", "seq-miniimg"]), ("table2:cifar100", ["seq-cifar100"])]
 )
 def test_every_missing_data_set_is_one_line_and_a_dry_run_looks_at_none(tmp_path, capsys, id, names):
     words = ["--seeds", "0", "--base_path", str(tmp_path / "none"), "--results_path", str(tmp_path / "results")]

@@ -324,10 +324,7 @@ def test_intervals(text, steps, seconds, shown):
     assert str(interval(text)) == shown
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "s", "0", "0s", "-5m", "nan", "infs", "1e308h", "1.5", "10d", "5 minutes"],
-)
+@pytest.mark.parametrize("text", ["", "s", "0", "0s", "-5m", "nan", "infs", "1e308h", "1.5", "10d", "5 minutes"])
 def test_what_is_no_interval(text):
     with pytest.raises(argparse.ArgumentTypeError, match="300s"):
         interval(text)

@@ -63,10 +63,7 @@ BAD = {  # what becomes of the record, given it and that of another seed; and th
     "older": (without("seal", "sources"), DAMAGED),
     "failed, said to be finished": (changed(status="failed"), CHANGED),
     "of another seed": (lambda record, other: other, OTHER),
-    "renamed": (
-        sealed_again(lambda record, other: without("seal")(other, None) | {"run": record["run"]}),
-        OTHER,
-    ),
+    "renamed": (sealed_again(lambda record, other: without("seal")(other, None) | {"run": record["run"]}), OTHER),
 }
 
 

@@ -24,7 +24,7 @@ from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.launchers.slurm import SlurmEngine
 from utils.studies.plans import PLANS
 from utils.studies.presets import SMOKE
-from utils.studies.runs import FAILED, Run, Runs, expected_seconds, recorded_speeds, total_time
+from utils.studies.runs import FAILED, Run, Runs, expected_seconds, total_time
 from utils.studies.selection import Selection, required_runs
 from utils.studies.sweep import DISAGREES, sweep
 
@@ -221,7 +221,7 @@ def test_expected_time_is_that_of_similar_recorded_runs(tmp_path):
     longer, other_model = runs.run_with(options), runs.run_with(options | {"model": "derpp"})
     finish(sgd, 50.0, wall_seconds=2.0 * sgd.steps)
     finish(er, 50.0, wall_seconds=6.0 * er.steps)
-    expected = expected_seconds([longer, other_model], recorded_speeds(runs))
+    expected = expected_seconds([longer, other_model], runs.recorded_speeds())
     assert expected == {longer.name: 6.0 * longer.steps, other_model.name: None}
     assert [total_time(times) for times in ([60.0, 20.0], [60.0, None], [None])] == ["80 s", "60 s and more", "unknown"]
 
@@ -358,7 +358,7 @@ def test_dry_run_prints_the_commands_and_list_their_time(tmp_path, capsys):
     assert [shlex.split(line) for line in printed.out.splitlines()] == expected
     assert "4 runs, 0 of them finished, 4 to run" in printed.err
     assert list(tmp_path.iterdir()) == []
-    time = total_time(expected_seconds(runs.values(), recorded_speeds(Runs(SMOKE, str(tmp_path)))).values())
+    time = total_time(expected_seconds(runs.values(), Runs(SMOKE, str(tmp_path)).recorded_speeds()).values())
     assert time in printed.err
     assert reproduce(["list", *here]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("table6", "all "))]

@@ -14,26 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import Parser
-from utils.config import loop_options
+from utils.config import loop_options, resolve
 from utils.config.mammoth import ADVICE
 from utils.config.options import ByFidelity, Option, SameAs, content_file, flag
 from utils.config.plugins import early_arguments, given_plugins, load_plugins
 from utils.config.registry import DATASETS, REGISTRIES, Entry, close_matches
-from utils.config.resolve import (
-    SELECTORS,
-    Config,
-    active_options,
-    all_options,
-    chosen_entries,
-    flags_by_owner,
-    new_names,
-    number_options,
-    options_by_name,
-    part_options,
-    reject_unused_options,
-    selected_entries,
-    with_defaults,
-)
+from utils.config.resolve import SELECTORS, Config, all_options, chosen_entries, new_names, options_by_name
 from utils.console import log
 from utils.errors import UsageError
 from utils.tables import aligned
@@ -186,13 +172,13 @@ def _file_options(
             explicit = {name: value for name, value in explicit.items() if name not in pair}
     if not {"model", "dataset"} <= {*explicit, *flags}:
         return explicit  # reported later, or supplied by --eval_only
-    before, entries = flags_by_owner(selected_entries(flags | explicit)), selected_entries(explicit | flags)
-    now = flags_by_owner(entries)
+    entries = resolve.selected_entries(explicit | flags)
+    before, now = map(resolve.flags_by_owner, (resolve.selected_entries(flags | explicit), entries))
     new_flags = {flag: now.get(owner) for owner, flag in before.items()}
     if replaced := [name for name in explicit if name in new_flags and not new_flags[name]]:
         log.info(f"ignored, since flags replace the parts that they belong to: {', '.join(replaced)}")
     used = {new_flags.get(name) or name: values[name] for name in explicit if name not in replaced}
-    reject_unused_options([name for name in used if name != "seeds"], active_options(entries), entries)
+    resolve.reject_unused_options([name for name in used if name != "seeds"], resolve.active_options(entries), entries)
     return _parse_words(build_parser(entries), _as_words(used, options_by_name(entries)))
 
 
@@ -212,7 +198,7 @@ def _identifying(values: dict[str, Any]) -> dict[str, Any]:
 
 def as_toml(config: Config, explicit: dict[str, Any], seeds: Sequence[int] | None) -> str:
     """Return a `--config` file: what identifies the run and what else was given, and the other options as comments."""
-    numbers = number_options(config)
+    numbers = resolve.number_options(config)
     more = {name: value for name, value in explicit.items() if name not in numbers and name not in ONE_TIME_FLAGS}
     values = _identifying(numbers) | more
     if seeds is not None:
@@ -243,9 +229,9 @@ def help_text(argv: Sequence[str]) -> str:
 
 def _default_texts(entries: dict[str, Entry], scenario: str) -> dict[str, str]:
     """Return the default of every option of a run as help shows it, empty if there is none."""
-    options = active_options(entries)
+    options = resolve.active_options(entries)
     official, paper = (
-        with_defaults({"scenario": scenario, "fidelity": fidelity}, options, entries)
+        resolve.with_defaults({"scenario": scenario, "fidelity": fidelity}, options, entries)
         for fidelity in ("official", "paper")
     )
     depends: set[str] = set()
@@ -312,7 +298,7 @@ def build_parser(
     )
     if not only:
         _add_selectors(parser.add_argument_group("what to run"))
-    chosen = part_options(entries or {})
+    chosen = resolve.part_options(entries or {})
     two_parts = {option.name for name, option in chosen.items() if name != option.name}
     title_of: dict[str, str] = {}
     owners: dict[str, dict[str, Option]] = {}  # of each flag

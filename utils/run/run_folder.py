@@ -14,20 +14,12 @@ from utils.data.stream import StreamSpec
 from utils.device import pick_device
 from utils.errors import RunFailed, UsageError
 from utils.files import file_errors, folder_lock, reject_links, write_json
+from utils.run import records
 from utils.run.checkpoints import Checkpoints
 from utils.run.code_digest import changed_files, shortened
 from utils.run.identity import run_folder, run_identity
 from utils.run.probes import has_recording
-from utils.run.records import (
-    BadRecord,
-    conditions,
-    different_conditions,
-    environment,
-    plain,
-    provenance_text,
-    read_record,
-    seal_of,
-)
+from utils.run.records import BadRecord, read_record
 from utils.run.saved_model import has_model
 
 
@@ -97,7 +89,7 @@ class RunFolder:
         record = None if self.config.rerun else self.finished_record()
         if record is None:
             return None
-        provenance = provenance_text(record)
+        provenance = records.provenance_text(record)
         changed = changed_files(record["sources"], self.sources)
         by_changed_code = f"by code that has changed since: {shortened(changed)}"
         if changed and not self.config.accept_changed_code:
@@ -115,8 +107,8 @@ class RunFolder:
         for change in record.get("code_changes", []):
             log.warning(f"this run went on with other code at step {change['step']}: {shortened(change['files'])}")
         with suppress(UsageError):  # a device that this machine lacks cannot be compared
-            now = conditions(self.config, pick_device(self.config.device))
-            texts = [different_conditions(now, before) for before in record["conditions"]]
+            now = records.conditions(self.config, pick_device(self.config.device))
+            texts = [records.different_conditions(now, before) for before in record["conditions"]]
             if what := "; ".join(filter(None, texts)):
                 log.warning(f"today's conditions are not the record's ({what}), and may round differently")
         self.checkpoints.remove()  # of a process that was killed after it had written the record
@@ -142,7 +134,7 @@ class RunFolder:
             elif state:
                 log.info(f"goes on from step {self.checkpoints.last_step}")
             self.record_path.unlink(missing_ok=True)  # of a run that failed, or damaged
-            write_json(self.path / "config.json", plain(self.config))
+            write_json(self.path / "config.json", records.plain(self.config))
         return state
 
     def write_record(self, status: str, outcome: dict[str, Any], spec: StreamSpec) -> dict[str, Any]:
@@ -154,15 +146,15 @@ class RunFolder:
             "status": status,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "identity": self.identity,
-            "config": plain(self.config),
+            "config": records.plain(self.config),
             "data": {name: getattr(spec, name) for name in facts} | {"reported_on": reported_on},
             **outcome,
             **({"code_changes": self.checkpoints.code_changes} if self.checkpoints.code_changes else {}),
-            "environment": environment(),
+            "environment": records.environment(),
             "sources": self.sources,
         }
         record: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))  # as it will be read
-        record["seal"] = seal_of(record)
+        record["seal"] = records.seal_of(record)
         reason = outcome.get("reason", "make room and give the same command again")
         with file_errors("write", self.record_path, reason, RunFailed):
             write_json(self.record_path, record)

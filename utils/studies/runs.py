@@ -250,10 +250,9 @@ class Runs:
         kept, ours = self.measured.glob("*/record.json"), Path(self.results_path).glob("runs/*/record.json")
         return [*sorted(kept), *sorted(ours)]
 
-
-def recorded_speeds(runs: Runs) -> RecordedSpeeds:
-    own = {path.parent.name for path in Path(runs.results_path).glob("runs/*/record.json")}
-    return RecordedSpeeds((record, record["run"] not in own) for record in runs.all_records())
+    def recorded_speeds(self) -> RecordedSpeeds:
+        own = {path.parent.name for path in Path(self.results_path).glob("runs/*/record.json")}
+        return RecordedSpeeds((record, record["run"] not in own) for record in self.all_records())
 
 
 def expected_seconds(wanted: Iterable[Run], speeds: RecordedSpeeds) -> dict[str, float | None]:

@@ -25,18 +25,7 @@ from utils.studies.repeat import repeat
 from utils.studies.report_command import write_report
 from utils.studies.request import set_up
 from utils.studies.results import warnings
-from utils.studies.runs import (
-    DONE,
-    FAILED,
-    MISSING,
-    RUNNING,
-    STOPPED,
-    Run,
-    Runs,
-    expected_seconds,
-    recorded_speeds,
-    total_time,
-)
+from utils.studies.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Runs, expected_seconds, total_time
 from utils.studies.selection import required_runs
 from utils.studies.sweep import Display, Engine, Outcome, progress_text, sweep
 from utils.studies.verdicts import judge_all
@@ -46,7 +35,7 @@ from utils.tables import aligned
 def show_list(arguments: Namespace) -> int:
     plans, selection = set_up(arguments)
     runs = selection.runs
-    all_runs, speeds = required_runs(plans, selection)[0].values(), recorded_speeds(runs)
+    all_runs, speeds = required_runs(plans, selection)[0].values(), runs.recorded_speeds()
     expected = expected_seconds(all_runs, speeds)
     width = max(len(plan.id) for plan in plans)
     groups = {f"{plan.id:{width}} {plan.title}": [plan] for plan in plans}
@@ -130,7 +119,7 @@ def announce(required: dict[str, Run], wanted: list[Run], waiting: int, runs: Ru
     other = {record["run"]: what for record in records if (what := different_conditions(now, record["conditions"][-1]))}
     for name, what in list(other.items())[:1]:
         log.warning(f"{len(other)} finished runs are of other conditions, such as {name}: {what}")
-    speeds = recorded_speeds(runs)
+    speeds = runs.recorded_speeds()
     time = total_time(expected_seconds(wanted, speeds).values())
     print(f"time of one worker: {time}, {speeds.source(run.config.values() for run in wanted)}", file=sys.stderr)
 

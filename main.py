@@ -118,5 +118,4 @@ def run_seeds(configs: Sequence[Config]) -> int:
 
 
 if __name__ == "__main__":
-    console.begin()
-    sys.exit(console.end(main()))
+    console.run_command(main)

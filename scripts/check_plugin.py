@@ -71,37 +71,30 @@ class Part:
         return Job([*self.words, *self.loading, *more], f"{self.folder}/{name}", **settings)
 
 
+@console.reporting_errors
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m scripts.check_plugin", description=__doc__)
     parser.add_argument("plugins", nargs="*", help="folders or modules, as --plugins takes them")
     for selector in PARTS:
         parser.add_argument(f"--{selector}", nargs="+", metavar="NAME", default=[])
     parser.add_argument("--flags", nargs=REMAINDER, default=[], help="all that follows are further flags of every run")
-    try:
-        arguments = parser.parse_args(argv)
-        plugins = given_plugins(["--plugins", *arguments.plugins])
-        before = {selector: set(registry.entries()) for selector, registry in PARTS.items()}
-        load_plugins(plugins)
-        names = {selector: getattr(arguments, selector) for selector in PARTS}
-        if not any(names.values()):
-            names = {name: sorted(set(registry.entries()) - before[name]) for name, registry in PARTS.items()}
-        with tempfile.TemporaryDirectory() as folder:
-            parts = [
-                build_part(selector, name, plugins, arguments.flags, Path(folder))
-                for selector, some in names.items()
-                for name in some
-            ]
-            check(parts)
-    except UsageError as error:
-        console.print_error(error)
-        return 2
+    arguments = parser.parse_args(argv)
+    plugins = given_plugins(["--plugins", *arguments.plugins])
+    before = {selector: set(registry.entries()) for selector, registry in PARTS.items()}
+    load_plugins(plugins)
+    names = {selector: getattr(arguments, selector) for selector in PARTS}
+    if not any(names.values()):
+        names = {name: sorted(set(registry.entries()) - before[name]) for name, registry in PARTS.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = [(selector, name) for selector, some in names.items() for name in some]
+        parts = [build_part(*pair, plugins, arguments.flags, Path(folder)) for pair in pairs]
+        check(parts)
     for part in parts:
         print(f"{'FAILED' if part.problems else 'ok':7}{part.selector} {part.name}", *part.problems, sep="\n       ")
     for reason in FAILED_FILES.values():
         print(f"FAILED {reason}")
     if not parts and not FAILED_FILES:
-        console.print_error("nothing to check; name a folder, --model or --norm")
-        return 2
+        raise UsageError("nothing to check; name a folder, --model or --norm")
     return int(bool(FAILED_FILES) or any(part.problems for part in parts))
 
 
@@ -385,5 +378,4 @@ def last_line(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    console.begin()
-    sys.exit(console.end(main()))
+    console.run_command(main)

@@ -6,7 +6,6 @@ and draws figures.
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -287,21 +286,18 @@ def expected_files() -> dict[Path, str]:
             STATISTICS: render("statistics_page.md.j2", selection, **page_values(selection))}  # fmt: skip
 
 
+@console.reporting_errors
 def main(argv: list[str] | None = None) -> int:
-    try:
-        Parser(prog="python -m scripts.evidence", description=__doc__).parse_args(argv)
-        for path, text in expected_files().items():
-            path.write_text(text, encoding="utf-8")
-        for name in ("published", "confounds"):
-            save(partial(FIGURES[name].draw, evidence()), PAGE.parent, name, ["png"])
-        plan, _, study_runs = boundaries()
-        save(partial(curves_of(plan).draw, study_runs), PAGE.parent, "boundaries", ["png"])
-        save(partial(final_statistics, arms_with_statistics(evidence())), PAGE.parent, "final-statistics", ["png"])
-    except console.ERRORS as error:
-        return console.complain(error)
+    Parser(prog="python -m scripts.evidence", description=__doc__).parse_args(argv)
+    for path, text in expected_files().items():
+        path.write_text(text, encoding="utf-8")
+    for name in ("published", "confounds"):
+        save(partial(FIGURES[name].draw, evidence()), PAGE.parent, name, ["png"])
+    plan, _, study_runs = boundaries()
+    save(partial(curves_of(plan).draw, study_runs), PAGE.parent, "boundaries", ["png"])
+    save(partial(final_statistics, arms_with_statistics(evidence())), PAGE.parent, "final-statistics", ["png"])
     return 0
 
 
 if __name__ == "__main__":
-    console.begin()
-    sys.exit(console.end(main()))
+    console.run_command(main)

@@ -1,7 +1,7 @@
 """Draw figures of finished runs, as PDF, SVG and PNG, light and dark.
 
 python -m scripts.figures all                 what the runs allow
-python -m scripts.figures fig1 forest --preset smoke
+python -m scripts.figures fig1 confounds --preset smoke
 python -m scripts.figures run RUN_FOLDER      everything about one run
 """
 
@@ -18,18 +18,16 @@ from utils.config.plugins import given_plugins
 from utils.errors import UsageError
 
 
+@console.reporting_errors
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     parser = Parser(prog="scripts.figures", description=__doc__)
-    text = "fig1 ... fig7, tasks, anytime, weights, forest, confounds, published, theory, or all; or run RUN_FOLDER"
+    text = "fig1 ... fig7, tasks, anytime, weights, confounds, published, theory, or all; or run RUN_FOLDER"
     add_plan_arguments(parser, text)
     parser.add_argument("--output", help="folder (default: RESULTS_PATH/figures/PRESET, RUN_FOLDER/figures)")
-    try:
-        arguments = parser.parse_args(words)
-        arguments.plugins = given_plugins(words)
-        return draw_figures(arguments)
-    except console.ERRORS as error:
-        return console.complain(error)
+    arguments = parser.parse_args(words)
+    arguments.plugins = given_plugins(words)
+    return draw_figures(arguments)
 
 
 def draw_figures(arguments: Namespace) -> int:
@@ -58,5 +56,4 @@ def draw_figures(arguments: Namespace) -> int:
 
 
 if __name__ == "__main__":
-    console.begin()
-    sys.exit(console.end(main()))
+    console.run_command(main)

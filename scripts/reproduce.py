@@ -25,16 +25,15 @@ IDS = (
 )
 
 
+@console.reporting_errors
 def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
-    try:
-        arguments = parser().parse_args(words)
-        from utils.studies.subcommands import COMMANDS
+    arguments = parser().parse_args(words)
+    from utils.studies.subcommands import COMMANDS
 
-        arguments.plugins = given_plugins(words)
+    arguments.plugins = given_plugins(words)
+    try:
         return COMMANDS[arguments.command](arguments)
-    except console.ERRORS as error:
-        return console.complain(error)
     except KeyboardInterrupt as error:
         return getattr(error, "exit_code", 130)
 
@@ -103,5 +102,4 @@ def add_worker_arguments(command: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    console.begin()
-    sys.exit(console.end(main()))
+    console.run_command(main)

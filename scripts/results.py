@@ -7,7 +7,6 @@ python -m scripts.results --columns model,norm,lr,class_il_bwt --csv runs.csv
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from utils import console
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@console.reporting_errors
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(prog="python -m scripts.results", description=__doc__)
     parser.add_argument("--where", metavar="QUERY", help="a pandas query, such as \"norm == 'adab2n' and seed < 3\"")
@@ -31,35 +31,32 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--failed", action="store_true", help="include failed runs")
     parser.add_argument("--plugins", nargs="+", default=[], help="folders or modules with metrics of your own")
     parser.add_argument("--results_path", default="results", help="folder of runs (default: %(default)s)")
-    try:
-        arguments = parser.parse_args(argv)
-        load_plugins(given_plugins(["--plugins", *arguments.plugins]))
-        from utils.results import identities, load
-        from utils.run.identity import hash_meanings
+    arguments = parser.parse_args(argv)
+    load_plugins(given_plugins(["--plugins", *arguments.plugins]))
+    from utils.results import identities, load
+    from utils.run.identity import hash_meanings
 
-        runs = load(arguments.results_path, failed=arguments.failed)
-        columns = list(dict.fromkeys(arguments.columns.split(","))) if arguments.columns else []
-        sort = (arguments.sort or "run").removeprefix("-")
-        known = [str(name) for name in runs]
-        if unknown := [name for name in (*columns, sort) if name not in known]:
-            matches = close_matches(unknown[0], known)
-            raise UsageError(f"unknown column {unknown[0]!r}{matches} Known: {', '.join(known)}")
-        chosen = select(runs, arguments.where) if arguments.where else runs
-        if arguments.sort:
-            chosen = chosen.sort_values(sort, ascending=not arguments.sort.startswith("-"), kind="stable")
-        if arguments.csv:
-            chosen[columns or list(chosen)].to_csv(arguments.csv, index=False)
-        if arguments.parquet:
-            chosen[columns or list(chosen)].to_parquet(arguments.parquet, index=False)
-        accuracies = [f"{setting}_faa" for setting in TITLES if f"{setting}_faa" in runs]
-        overview = ["run", *accuracies, "seed", "date", *(["status"] if arguments.failed else [])]
-        shown = chosen[columns or overview]
-        if meanings := hash_meanings(identities(chosen)):  # of runs whose names differ only in the hash
-            shown = shown.assign(**{"differs in": chosen["run"].map(meanings)})
-        print(table(shown))
-        print(f"{len(chosen)} of {len(runs)} runs")
-    except console.ERRORS as error:
-        return console.complain(error)
+    runs = load(arguments.results_path, failed=arguments.failed)
+    columns = list(dict.fromkeys(arguments.columns.split(","))) if arguments.columns else []
+    sort = (arguments.sort or "run").removeprefix("-")
+    known = [str(name) for name in runs]
+    if unknown := [name for name in (*columns, sort) if name not in known]:
+        matches = close_matches(unknown[0], known)
+        raise UsageError(f"unknown column {unknown[0]!r}{matches} Known: {', '.join(known)}")
+    chosen = select(runs, arguments.where) if arguments.where else runs
+    if arguments.sort:
+        chosen = chosen.sort_values(sort, ascending=not arguments.sort.startswith("-"), kind="stable")
+    if arguments.csv:
+        chosen[columns or list(chosen)].to_csv(arguments.csv, index=False)
+    if arguments.parquet:
+        chosen[columns or list(chosen)].to_parquet(arguments.parquet, index=False)
+    accuracies = [f"{setting}_faa" for setting in TITLES if f"{setting}_faa" in runs]
+    overview = ["run", *accuracies, "seed", "date", *(["status"] if arguments.failed else [])]
+    shown = chosen[columns or overview]
+    if meanings := hash_meanings(identities(chosen)):  # of runs whose names differ only in the hash
+        shown = shown.assign(**{"differs in": chosen["run"].map(meanings)})
+    print(table(shown))
+    print(f"{len(chosen)} of {len(runs)} runs")
     return 0
 
 
@@ -77,5 +74,4 @@ def table(runs: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    console.begin()
-    sys.exit(console.end(main()))
+    console.run_command(main)

@@ -7,7 +7,6 @@ python -m scripts.theory gradients --samples 20 --channels 64 --positions 1024
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentTypeError, Namespace
 from fractions import Fraction
 
@@ -23,6 +22,7 @@ MANY_TASKS, MANY_BATCHES = 1000, 10**5
 MOMENTA = ("ema", "cma", "kappa", "replay-cma")
 
 
+@console.reporting_errors
 def main(argv: list[str] | None = None) -> int:
     whole = Parser(prog="scripts.theory", description=__doc__)
     commands = whole.add_subparsers(dest="command", required=True, parser_class=Parser)
@@ -41,12 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     gradients.set_defaults(print_result=print_gradients)
     for name, least, most, default in (("samples", 2, 64, 20), ("channels", 1, 512, 64), ("positions", 1, 1024, 1024)):
         gradients.add_argument(f"--{name}", type=integer(least, most), default=default, help=f"(default {default})")
-    try:
-        arguments = whole.parse_args(argv)
-        arguments.print_result(arguments)
-        return 0
-    except console.ERRORS as error:
-        return console.complain(error)
+    arguments = whole.parse_args(argv)
+    arguments.print_result(arguments)
+    return 0
 
 
 def batches(text: str) -> list[int]:
@@ -118,5 +115,4 @@ def print_gradients(arguments: Namespace) -> None:
 
 
 if __name__ == "__main__":
-    console.begin()
-    sys.exit(console.end(main()))
+    console.run_command(main)

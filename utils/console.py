@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec
 
 from utils.errors import RunFailed, RunLocked, UsageError
 
 NOTE_SECONDS = 60.0
+Words = ParamSpec("Words")
 # Errors that a command reports in one line.
 EXIT_CODES: dict[type[Exception], int] = {
     UsageError: 2, RunFailed: 1, RunLocked: 3, OSError: 2, MemoryError: 1, ImportError: 2,
@@ -86,6 +88,25 @@ def begin() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     sys.stderr = SafeStream(sys.stderr or io.StringIO())  # None if it was closed
+
+
+def reporting_errors(main: Callable[Words, int]) -> Callable[Words, int]:
+    """Let a main function report its errors in one line and return their exit code."""
+
+    @wraps(main)
+    def wrapped(*args: Words.args, **keywords: Words.kwargs) -> int:
+        try:
+            return main(*args, **keywords)
+        except ERRORS as error:
+            return complain(error)
+
+    return wrapped
+
+
+def run_command(main: Callable[[], int]) -> NoReturn:
+    """Run the main function of a program and exit with its code."""
+    begin()
+    sys.exit(end(main()))
 
 
 def end(code: int) -> int:

@@ -4,7 +4,6 @@ compares two such files. Subjects run on CUDA if there is a GPU."""
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import torch
 
 from scripts.bench import common, compile, loading, norms, official, run
+from utils import console
 from utils.cli import Parser
-from utils.console import print_error
 from utils.errors import UsageError
 from utils.tables import aligned
 
@@ -21,6 +20,7 @@ SUBJECTS = {"norms": norms, "run": run, "compile": compile, "loading": loading, 
 NOT_COMPARED = ("commit", "load")
 
 
+@console.reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="scripts.bench", description=__doc__)
     subjects = parser.add_subparsers(dest="subject", required=True, parser_class=Parser)
@@ -32,26 +32,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(subject)
     files = subjects.add_parser("compare", help="two files that --json wrote, number by number")
     files.add_argument("files", type=Path, nargs=2, metavar=("OLD", "NEW"))
-    try:
-        arguments = parser.parse_args(argv)
-        if arguments.subject == "compare":
-            compare(*map(read, arguments.files))
-            return 0
-        torch.set_num_threads(arguments.threads)
-        about = {"subject": arguments.subject} | common.machine(arguments.threads)
-        print(*(f"{name} {value}" for name, value in about.items() if value is not None), sep=", ", end="\n\n")
-        numbers = {}
-        for title, values in SUBJECTS[arguments.subject].measure(arguments):
-            numbers[title] = values
-            rows = [[name, as_text(value)] for name, value in flat(values).items()]
-            print(aligned([[title, ""], *rows]), end="\n\n", flush=True)
-        if arguments.json:
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            arguments.json.write_text(json.dumps({"about": about, "numbers": numbers}, indent=1) + "\n")
+    arguments = parser.parse_args(argv)
+    if arguments.subject == "compare":
+        compare(*map(read, arguments.files))
         return 0
-    except (UsageError, OSError) as error:
-        print_error(error)
-        return 2
+    torch.set_num_threads(arguments.threads)
+    about = {"subject": arguments.subject} | common.machine(arguments.threads)
+    print(*(f"{name} {value}" for name, value in about.items() if value is not None), sep=", ", end="\n\n")
+    numbers = {}
+    for title, values in SUBJECTS[arguments.subject].measure(arguments):
+        numbers[title] = values
+        rows = [[name, as_text(value)] for name, value in flat(values).items()]
+        print(aligned([[title, ""], *rows]), end="\n\n", flush=True)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps({"about": about, "numbers": numbers}, indent=1) + "\n")
+    return 0
 
 
 def flat(numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,4 +90,4 @@ def compare(old: tuple[dict[str, Any], dict[str, Any]], new: tuple[dict[str, Any
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run_command(main)

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from utils.config.options import Option, SameAs, integer, number
+from utils.config.options import FreeOption, Option, SameAs, added_option, integer, number
 from utils.data.random import class_order, generator
 from utils.data.stream import Part, Stream, StreamSpec, TensorStream, make_batch, ranges
 from utils.errors import UsageError
@@ -78,36 +78,20 @@ def _check_hold_out(config: dict[str, Any], explicit: dict[str, Any]) -> None:
         raise UsageError("--validation and --hold_out contradict each other; give one")
 
 
-BASE_PATH = Option("base_path", str, "Folder with the data.", default="data", changes_numbers=False)
+BASE_PATH = FreeOption("base_path", str, "Folder with the data.", default="data")
 N_TASKS = Option("n_tasks", integer(1), "Number of tasks; the classes are split into them, or all tasks share them.")
-VALIDATION = Option(
-    "validation", number(0, 1, exclusive=True), "Evaluate on this share of the training data, held out."
-)
-HOLD_OUT = Option(
-    "hold_out",
-    number(0, 1, exclusive=True),
-    "Do not train on this share of the training data, the one of --validation; evaluate on the test data.",
-    omit_from_hash_at=None,
-    check=_check_hold_out,
-)
+SHARE = number(0, 1, exclusive=True)
+VALIDATION = Option("validation", SHARE, "Evaluate on this share of the training data, held out.")
+WITHOUT = "Do not train on this share of the training data, the one of --validation; evaluate on the test data."
+HOLD_OUT = added_option("hold_out", SHARE, WITHOUT, check=_check_hold_out)
 DOMAIN_OPTIONS = (N_TASKS, VALIDATION, HOLD_OUT)
+CLASS_ORDER = "File with all classes in their order, one name or index per line; instead of a seed."
+TASK_CLASSES = "Number of classes of every task, such as 50,10,10; instead of an equal split into --n_tasks."
 SPLIT_OPTIONS = (
     N_TASKS,
     Option("class_order_seed", integer(0), "Seed of the class order; 0 keeps it (default: --seed).", SameAs("seed")),
-    Option(
-        "class_order",
-        class_list,
-        "File with all classes in their order, one name or index per line; instead of a seed.",
-        omit_from_hash_at=None,
-        check=_check_class_order,
-    ),
-    Option(
-        "task_classes",
-        class_counts,
-        "Number of classes of every task, such as 50,10,10; instead of an equal split into --n_tasks.",
-        omit_from_hash_at=None,
-        check=_check_task_classes,
-    ),
+    added_option("class_order", class_list, CLASS_ORDER, check=_check_class_order),
+    added_option("task_classes", class_counts, TASK_CLASSES, check=_check_task_classes),
     VALIDATION,
     HOLD_OUT,
 )
@@ -287,9 +271,7 @@ class ClassDataset(Dataset):
         if classes_per_task is None:
             if config.n_tasks is None or n_classes % config.n_tasks:
                 advice = "take a divisor, or give the number of classes of every task with --task_classes"
-                raise UsageError(
-                    f"--n_tasks {config.n_tasks} must divide the {n_classes} classes of {self.name}; {advice}"
-                )
+                raise UsageError(f"--n_tasks {config.n_tasks} must divide {n_classes} classes of {self.name}; {advice}")
             classes_per_task = (n_classes // config.n_tasks,) * config.n_tasks
         if sum(classes_per_task) != n_classes:
             raise UsageError(f"--task_classes sum to {sum(classes_per_task)}; {self.name} has {n_classes} classes")

@@ -23,17 +23,13 @@ from torch.utils.data import Dataset as TorchDataset
 
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, Config, Dataset, RawData, content_digest
 from datasets.image_files import DECODING, ImageFiles, check_counts, decode, read_file
-from utils.config.options import Option, integer
+from utils.config.options import FreeOption, integer
 from utils.console import log, repeated_note
 from utils.data.file_stream import DamagedImage, damage_error, map_in_workers, split_into
 from utils.files import waited_lock, write_json
 
-CACHE_PATH = Option(
-    "cache_path", str, "Folder for decoded images (default: .cache in --base_path).", changes_numbers=False
-)
-NUM_WORKERS = Option(
-    "num_workers", integer(0, 1024), "Processes to decode images (default: at most 4).", changes_numbers=False
-)
+CACHE_PATH = FreeOption("cache_path", str, "Folder for decoded images (default: .cache in --base_path).")
+NUM_WORKERS = FreeOption("num_workers", integer(0, 1024), "Processes to decode images (default: at most 4).")
 CACHED_OPTIONS = (BASE_PATH, *SPLIT_OPTIONS, CACHE_PATH, NUM_WORKERS)
 MOST_WORKERS = 4  # by default
 PIECE = 256  # images that are decoded, copied or counted at once

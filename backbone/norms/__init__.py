@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from backbone.norms.shared import SharedNormState
-from utils.config.options import ByFidelity, Option, choice, default_values
+from utils.config.options import ByFidelity, Option, by_fidelity, choice
 from utils.config.registry import NORMS, Entry
 
 
@@ -48,4 +48,5 @@ class NormFactory:
 def norm_factory(name: str, **options: Any) -> NormFactory:
     """Return the factory of a registered norm; options that are not given take their official default."""
     entry = NORMS.get(name)
-    return NormFactory(entry, default_values(entry.options) | options)
+    defaults = {option.name: by_fidelity(option.default, "official") for option in entry.options}
+    return NormFactory(entry, defaults | options)

@@ -18,7 +18,7 @@ from backbone.adab2n.adab2n import task_weights
 from backbone.adab2n.weighted import SampleWeights
 from backbone.norms import fidelity_option
 from backbone.norms.family import NORM_IMPL, BatchNormFamily, FamilyBatchNorm, FamilyPass
-from utils.config.options import WITHOUT_BOUNDARIES, ByFidelity, Option, Rule, choice, integer, number
+from utils.config.options import WITHOUT_BOUNDARIES, ByFidelity, Option, Rule, added_option, choice, integer, number
 from utils.config.registry import NORMS
 from utils.errors import UsageError
 from utils.step import Batch
@@ -47,14 +47,7 @@ OPTIONS = (
     Option("lambd", number(0), "Weight of the penalty on the distance to the running statistics.", default=0.01),
     Option("eta", number(0, 1, exclusive=True), "Momentum of the running statistics.", default=0.1),
     Option("ada_t0", integer(0, 1), "First task that has the penalty, counted from 0.", default=0),
-    Option(
-        "balance_groups",
-        choice("task", "class", "source", "none"),
-        GROUPS,
-        "task",
-        omit_from_hash_at="task",
-        check=_check_boundary,
-    ),
+    added_option("balance_groups", choice("task", "class", "source", "none"), GROUPS, "task", check=_check_boundary),
     fidelity_option("absent_tasks", "counted", "ignored", ABSENT),
     fidelity_option("variance", "mixture", "within", VARIANCE),
     fidelity_option("eta_start", "eta0", "eta1", "Momentum of the very first batch in the recursion."),

@@ -2,25 +2,10 @@
 
 import re
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from utils.config.options import (
-    GRADUAL,
-    ONE_OF_TASKS_SEEN,
-    WITHOUT_BOUNDARIES,
-    ByFidelity,
-    Option,
-    Rule,
-    SameAs,
-    choice,
-    flag,
-    integer,
-    invalid,
-    number,
-    share,
-    subset,
-)
+from utils.config import options
+from utils.config.options import FreeOption, Option, Rule, SameAs, added_option, choice, flag, integer, number, share
 from utils.config.plugins import PLUGINS_VARIABLE
 from utils.config.registry import MODELS, NORMS, OBSERVERS, RESERVED_OPTIONS
 from utils.errors import UsageError
@@ -35,7 +20,7 @@ LARGEST_SEED = 2**31 - 1
 def folder(text: str) -> str:
     """Return the path of a folder that need not exist."""
     if not text:
-        raise invalid("a folder, . for this one", text)
+        raise options.invalid("a folder, . for this one", text)
     return text
 
 
@@ -43,7 +28,7 @@ def milestones(text: str) -> tuple[int, ...]:
     """Parse epochs separated by commas, or `none`."""
     epochs = [] if text == "none" else [integer(1)(word) for word in text.split(",")]
     if epochs != sorted(set(epochs)):
-        raise invalid("rising epochs such as 35,45, or none", text)
+        raise options.invalid("rising epochs such as 35,45, or none", text)
     return tuple(epochs)
 
 
@@ -65,7 +50,7 @@ def interval(text: str) -> Interval:
         return Interval(steps=int(match[1]))
     if match and float(match[2]):
         return Interval(seconds=float(match[2]) * {"s": 1, "m": 60, "h": 3600}[match[3]])
-    raise invalid("a time such as 300s or 5m, or a number of steps", text)
+    raise options.invalid("a time such as 300s or 5m, or a number of steps", text)
 
 
 def seeds(text: str) -> tuple[int, ...]:
@@ -76,12 +61,12 @@ def seeds(text: str) -> tuple[int, ...]:
         values = tuple(seed for span in ranges for seed in span)
         if len(set(values)) == len(values) and max(values) <= LARGEST_SEED:
             return values
-    raise invalid(f"different integers up to {LARGEST_SEED} such as 0-4 or 0,1,2", text)
+    raise options.invalid(f"different integers up to {LARGEST_SEED} such as 0-4 or 0,1,2", text)
 
 
 def observers(text: str) -> tuple[str, ...]:
     """Parse names of observers separated by commas, or `none`."""
-    return subset(*OBSERVERS.names())(text)
+    return options.subset(*OBSERVERS.names())(text)
 
 
 # --- checks between options -------------------------------------------------------------------------------------------
@@ -129,8 +114,8 @@ def check_training(config: dict[str, Any], explicit: dict[str, Any]) -> None:
 def check_boundary(config: dict[str, Any], explicit: dict[str, Any]) -> None:
     """Raise UsageError for options and parts that need known task boundaries where there are none."""
     boundary = f"--boundary {config['boundary']}"
-    if config["boundary_strength"] is not None and config["boundary"] not in GRADUAL:
-        raise UsageError(f"--boundary_strength has no effect with {boundary}; choose {' or '.join(GRADUAL)}")
+    if config["boundary_strength"] is not None and config["boundary"] not in options.GRADUAL:
+        raise UsageError(f"--boundary_strength has no effect with {boundary}; choose {' or '.join(options.GRADUAL)}")
     if config["boundary"] == "sharp":
         return
     needs = f"needs known task boundaries, which {boundary} does not have"
@@ -145,7 +130,7 @@ def check_boundary(config: dict[str, Any], explicit: dict[str, Any]) -> None:
     if config.get("ring_quota") == "task" and "ring_quota" not in explicit:
         config["ring_quota"] = "class"
     task_options = {"stop_after": explicit.get("stop_after", 0), "balance_replay": True, "ring_quota": "task"}
-    for name, value in (task_options | {"current_share": ONE_OF_TASKS_SEEN, "classifier": "seen"}).items():
+    for name, value in (task_options | {"current_share": options.ONE_OF_TASKS_SEEN, "classifier": "seen"}).items():
         if config.get(name) == value:
             raise UsageError(f"--{name} {value} {needs}; remove it")
 
@@ -161,15 +146,6 @@ def check_buffer(config: dict[str, Any], explicit: dict[str, Any]) -> None:
 
 
 # --- the options ------------------------------------------------------------------------------------------------------
-
-FreeOption = partial(Option, changes_numbers=False)  # no part of a run's identity
-
-
-def added_option(name: str, type: Any, help: str, default: Any = None, **more: Any) -> Option:
-    """Return an option that is not hashed at its default, so that runs from before the option keep their names."""
-    default = False if type is flag else default
-    return Option(name, type, help, default, omit_from_hash_at=default, **more)
-
 
 RUN = (
     Option("scenario", choice("online", "offline"), "One pass over the data, or 50 epochs per task.", default="online"),
@@ -200,7 +176,7 @@ TRAINING = (
     added_option("stop_after", integer(1), "Number of tasks to train on (default: all)."),
     added_option(
         "boundary",
-        choice("sharp", *WITHOUT_BOUNDARIES),
+        choice("sharp", *options.WITHOUT_BOUNDARIES),
         "Boundaries between tasks. All but sharp are one pass over the data in which no task begins or ends: shuffled "
         "(none), with some classes in their own task and others throughout (blurry), or with gradual changes "
         "(gaussian).",
@@ -231,7 +207,7 @@ BUFFER = (
         "replay_forward",
         choice("auto", "joint", "separate"),
         "Current and replayed samples in one forward pass or in separate ones. auto: joint for adab2n, tbbn and er.",
-        default=ByFidelity(official="auto", paper="joint"),
+        default=options.ByFidelity(official="auto", paper="joint"),
     ),
 )
 
@@ -251,8 +227,8 @@ OUTPUT = (
 )
 
 RULES = (
-    Rule({"eval_every": 250}, when={"boundary": WITHOUT_BOUNDARIES}),
-    Rule({"boundary_strength": 0.5}, when={"boundary": GRADUAL}),
+    Rule({"eval_every": 250}, when={"boundary": options.WITHOUT_BOUNDARIES}),
+    Rule({"boundary_strength": 0.5}, when={"boundary": options.GRADUAL}),
     Rule({"n_epochs": 1, "batch_size": 10}, when={"scenario": "online"}),
     Rule({"n_epochs": 50, "batch_size": 32, "minibatch_size": 32}, when={"scenario": "offline"}),
 )

@@ -9,10 +9,10 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 
@@ -67,6 +67,15 @@ class Option:
             object.__setattr__(self, "default", False)
 
 
+FreeOption = partial(Option, changes_numbers=False)  # no part of a run's identity
+
+
+def added_option(name: str, type: Any, help: str, default: Any = None, **more: Any) -> Option:
+    """Return an option that is not hashed at its default, so that runs from before the option keep their names."""
+    default = False if type is bool else default
+    return Option(name, type, help, default, omit_from_hash_at=default, **more)
+
+
 @dataclass(frozen=True)
 class Rule:
     """Defaults that hold when every condition does: a value, a tuple of values, or a predicate."""
@@ -86,10 +95,6 @@ class Rule:
 def by_fidelity(value: Any, fidelity: str) -> Any:
     """Return the value that a default has under `--fidelity`."""
     return getattr(value, fidelity) if isinstance(value, ByFidelity) else value
-
-
-def default_values(options: Iterable[Option], fidelity: str = "official") -> dict[str, Any]:
-    return {option.name: by_fidelity(option.default, fidelity) for option in options}
 
 
 # --- value types ------------------------------------------------------------------------------------------------------

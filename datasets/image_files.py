@@ -138,10 +138,8 @@ def files_by_label(root: Path, groups: Sequence[Sequence[Path]]) -> Files:
 def check_counts(files: ImageFiles, n_classes: int, train: int, test: int) -> None:
     """Raise a UsageError unless there are so many classes, each with this number of training and test images."""
     advice = "download the data set again, or use --dataset seq-folder for images of your own"
-    if not len(files.classes) == len(set(files.classes)) == n_classes:
-        raise UsageError(
-            f"{files.root} has {len(set(files.classes))} classes instead of {n_classes}, each once; {advice}"
-        )
+    if not len(files.classes) == (count := len(set(files.classes))) == n_classes:
+        raise UsageError(f"{files.root} has {count} classes instead of {n_classes}, each once; {advice}")
     for part, sizes, expected in zip(("train", "test"), files.sizes(), (train, test), strict=True):
         for name, size in zip(files.classes, sizes.tolist(), strict=True):
             if size != expected:

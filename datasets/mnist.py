@@ -52,10 +52,9 @@ class Mnist(Dataset):
         files = self._files(Path(config.base_path)) or self._download(Path(config.base_path))
         n_train, n_test = (int(sizes.sum()) for sizes in self.class_sizes(config))
         shapes = ((n_train, SIDE, SIDE), (n_train,), (n_test, SIDE, SIDE), (n_test,))
-        train, train_labels, test, test_labels = map(read_idx, files, shapes)
-        return files, RawData(
-            train[:, None], train_labels.astype(np.int64), test[:, None], test_labels.astype(np.int64)
-        )
+        images, labels, test_images, test_labels = map(read_idx, files, shapes)
+        labels, test_labels = labels.astype(np.int64), test_labels.astype(np.int64)
+        return files, RawData(images[:, None], labels, test_images[:, None], test_labels)
 
     def _files(self, base_path: Path) -> list[Path] | None:
         """Return the four files, plain or gzipped, in the first folder that has any of them; None if there are none."""
@@ -67,9 +66,7 @@ class Mnist(Dataset):
             if not missing:
                 return files
             if len(missing) < len(FILES):
-                raise DataMissing(
-                    f"{folder} has some files of {self.torchvision_name}, but not {', '.join(missing)}; add it"
-                )
+                raise DataMissing(f"{folder} lacks files of {self.torchvision_name}; add {', '.join(missing)}")
         return None
 
     def _download(self, base_path: Path) -> list[Path]:

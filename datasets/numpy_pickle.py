@@ -49,10 +49,6 @@ class _Array:
         self.value = _array(content, dtype, shape, "F" if is_fortran_order else "C")
 
 
-def _scalar(dtype: _Dtype, content: bytes) -> Any:
-    return _array(content, dtype, (1,))[0]
-
-
 def _bytes_of(text: str, encoding: str) -> bytes:
     """Return the bytes of protocol 2, which are text in latin-1; no other codec is admitted."""
     if encoding not in ("latin1", "latin-1"):
@@ -68,7 +64,7 @@ _ADMITTED: dict[tuple[str, str], Any] = {
 }
 for _core in ("numpy.core", "numpy._core"):
     _ADMITTED[f"{_core}.multiarray", "_reconstruct"] = _Array
-    _ADMITTED[f"{_core}.multiarray", "scalar"] = _scalar
+    _ADMITTED[f"{_core}.multiarray", "scalar"] = lambda dtype, content: _array(content, dtype, (1,))[0]
     _ADMITTED[f"{_core}.numeric", "_frombuffer"] = _array
 
 

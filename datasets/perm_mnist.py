@@ -6,6 +6,7 @@ The first task is permuted too, as is common; to a network without convolutions 
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,11 @@ from utils.data.random import generator
 from utils.device import to_device
 
 # Settings of Domain-IL on MNIST, permuted or rotated.
-RULES = (
+_RULES = (
     Rule({"n_tasks": 20, "buffer_size": 500, "lr": 0.2, "batch_size": 128, "minibatch_size": SameAs("batch_size")}),
     Rule({"alpha": 1.0, "beta": 0.5}, when={"model": "derpp"}),
 )
+SETTINGS: dict[str, Any] = {"options": (BASE_PATH, *DOMAIN_OPTIONS), "rules": _RULES, "backbone": "mlp"}
 
 
 class Permuted(DomainDataset):
@@ -37,12 +39,6 @@ def permuted(images: torch.Tensor, order: np.ndarray) -> torch.Tensor:
     return images.flatten(1).index_select(1, to_device(order, images.device)).view(images.shape)
 
 
-@DATASETS.register(
-    "perm-mnist",
-    help="Permuted MNIST, 20 tasks of all ten digits",
-    options=(BASE_PATH, *DOMAIN_OPTIONS),
-    rules=RULES,
-    backbone="mlp",
-)
+@DATASETS.register("perm-mnist", help="Permuted MNIST, 20 tasks of all ten digits", **SETTINGS)
 class PermMnist(Mnist, Permuted):
     name = "perm-mnist"

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from datasets.dataset import BASE_PATH, DOMAIN_OPTIONS, Config, DomainDataset
+from datasets.dataset import Config, DomainDataset
 from datasets.mnist import SIDE, Mnist
-from datasets.perm_mnist import RULES
+from datasets.perm_mnist import SETTINGS
 from utils.config.registry import DATASETS
 from utils.data.random import generator
 from utils.device import to_device
@@ -21,13 +21,7 @@ CHUNK = 1024  # images rotated at a time: intermediate sums take many times thei
 STEPS = 2**8  # fractions of a pixel; weights are products of two such fractions, and sum to 2 ** 16
 
 
-@DATASETS.register(
-    "rot-mnist",
-    help="Rotated MNIST, 20 tasks of all ten digits",
-    options=(BASE_PATH, *DOMAIN_OPTIONS),
-    rules=RULES,
-    backbone="mlp",
-)
+@DATASETS.register("rot-mnist", help="Rotated MNIST, 20 tasks of all ten digits", **SETTINGS)
 class RotMnist(Mnist, DomainDataset):
     name = "rot-mnist"
 

@@ -6,20 +6,16 @@ from utils.config.options import ByFidelity, Rule
 from utils.config.registry import DATASETS
 
 DERPP = ("derpp", "derpp_lider")
-
-
-@DATASETS.register(
-    "seq-cifar10",
-    help="Split CIFAR-10, 5 x 2 classes",
-    options=CACHED_OPTIONS,
-    rules=(
-        Rule({"n_tasks": 5, "buffer_size": 500, "lr": 0.03}),
-        Rule({"lr": ByFidelity(official=0.1, paper=0.03)}, when={"model": ("sgd", "joint")}),
-        Rule({"alpha": 0.2, "beta": 0.5}, when={"model": DERPP}),
-        Rule({"alpha": 0.1, "beta": 1.0}, when={"model": DERPP, "buffer_size": lambda size: size >= 2000}),
-        *LAMBDA_OF_DERPP,
-    ),
+RULES = (
+    Rule({"n_tasks": 5, "buffer_size": 500, "lr": 0.03}),
+    Rule({"lr": ByFidelity(official=0.1, paper=0.03)}, when={"model": ("sgd", "joint")}),
+    Rule({"alpha": 0.2, "beta": 0.5}, when={"model": DERPP}),
+    Rule({"alpha": 0.1, "beta": 1.0}, when={"model": DERPP, "buffer_size": lambda size: size >= 2000}),
+    *LAMBDA_OF_DERPP,
 )
+
+
+@DATASETS.register("seq-cifar10", help="Split CIFAR-10, 5 x 2 classes", options=CACHED_OPTIONS, rules=RULES)
 class SeqCifar10(Cifar):
     name = "seq-cifar10"
     torchvision_name = "CIFAR10"

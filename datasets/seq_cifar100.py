@@ -5,18 +5,15 @@ from datasets.image_cache import CACHED_OPTIONS
 from utils.config.options import Rule
 from utils.config.registry import DATASETS
 
-
-@DATASETS.register(
-    "seq-cifar100",
-    help="Split CIFAR-100, 20 x 5 classes",
-    options=CACHED_OPTIONS,
-    rules=(
-        Rule({"n_tasks": 20, "buffer_size": 2000, "lr": 0.03}),
-        Rule({"alpha": 0.1, "beta": 0.5}, when={"model": ("derpp", "derpp_lider")}),
-        Rule({"lr_milestones": (35, 45), "lr_factor": 0.1}, when={"scenario": "offline"}),
-        *LAMBDA_OF_DERPP,
-    ),
+RULES = (
+    Rule({"n_tasks": 20, "buffer_size": 2000, "lr": 0.03}),
+    Rule({"alpha": 0.1, "beta": 0.5}, when={"model": ("derpp", "derpp_lider")}),
+    Rule({"lr_milestones": (35, 45), "lr_factor": 0.1}, when={"scenario": "offline"}),
+    *LAMBDA_OF_DERPP,
 )
+
+
+@DATASETS.register("seq-cifar100", help="Split CIFAR-100, 20 x 5 classes", options=CACHED_OPTIONS, rules=RULES)
 class SeqCifar100(Cifar):
     name = "seq-cifar100"
     torchvision_name = "CIFAR100"

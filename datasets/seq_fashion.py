@@ -2,22 +2,16 @@
 
 import numpy as np
 
-from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, Config, Dataset, RawData, by_content
+from datasets.dataset import ClassDataset, Config, Dataset, RawData, by_content
 from datasets.mnist import Mnist
-from datasets.seq_mnist import RULES
+from datasets.seq_mnist import SETTINGS
 from utils.config.registry import DATASETS
 from utils.errors import UsageError
 
 TRAIN_PER_CLASS, TEST_PER_CLASS = 6000, 1000
 
 
-@DATASETS.register(
-    "seq-fashion",
-    help="Split Fashion-MNIST, 5 x 2 classes",
-    options=(BASE_PATH, *SPLIT_OPTIONS),
-    rules=RULES,
-    backbone="mlp",
-)
+@DATASETS.register("seq-fashion", help="Split Fashion-MNIST, 5 x 2 classes", **SETTINGS)
 class SeqFashion(Mnist, ClassDataset):
     name = "seq-fashion"
     torchvision_name = "FashionMNIST"
@@ -35,7 +29,5 @@ class SeqFashion(Mnist, ClassDataset):
         files, raw = self.read_files(config)
         for path, (_, labels), sizes in zip(files[1::2], raw.splits, self.class_sizes(config), strict=True):
             if not np.array_equal(np.bincount(labels), sizes):
-                raise UsageError(
-                    f"{path} does not have {sizes[0]} of each of {len(sizes)} labels, as Fashion-MNIST has"
-                )
+                raise UsageError(f"{path} must have {sizes[0]} of each of {len(sizes)} labels, as Fashion-MNIST has")
         return by_content(raw)

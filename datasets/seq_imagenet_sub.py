@@ -26,18 +26,19 @@ OPTIONS = (
     Option("class_list", class_list, "File with the classes, one synset per line (default: 100 as in other papers)."),
     *STREAM_OPTIONS,
 )
+RULES = (
+    Rule({"n_tasks": 10, "buffer_size": 2000, "lr": 0.1, "lambd": 1e-3}),
+    Rule({"lambd": 1e-5}, when={"penalty_norm": "sum"}),
+    Rule({"batch_size": 32, "minibatch_size": SameAs("batch_size")}),
+    Rule({"alpha": 0.3, "beta": 0.8}, when={"model": ("derpp", "derpp_lider")}),
+)
 
 
 @DATASETS.register(
     "seq-imagenet-sub",
     help="100 classes of ImageNet, 10 x 10, streamed from the user's files",
     options=OPTIONS,
-    rules=(
-        Rule({"n_tasks": 10, "buffer_size": 2000, "lr": 0.1, "lambd": 1e-3}),
-        Rule({"lambd": 1e-5}, when={"penalty_norm": "sum"}),
-        Rule({"batch_size": 32, "minibatch_size": SameAs("batch_size")}),
-        Rule({"alpha": 0.3, "beta": 0.8}, when={"model": ("derpp", "derpp_lider")}),
-    ),
+    rules=RULES,
 )
 class SeqImageNetSub(StreamedImages, ClassDataset):
     name = "seq-imagenet-sub"

@@ -27,20 +27,21 @@ from utils.errors import DataMissing, UsageError
 ARRAYS = ("train_x.npy", "train_y.npy", "test_x.npy", "test_y.npy")
 TREE = "MiniImageNet"
 PICKLES = tuple(f"mini-imagenet-cache-{part}.pkl" for part in ("train", "val", "test"))
+RULES = (
+    Rule({"n_tasks": 20, "buffer_size": 2000, "lr": 0.1, "lambd": 1e-3}),
+    Rule({"lambd": 1e-5}, when={"penalty_norm": "sum"}),
+    Rule({"alpha": 0.3, "beta": 0.8}, when={"model": ("derpp", "derpp_lider")}),
+    # The released code decays at epoch 35 (60 and 75 lie past the last) and never undoes it.
+    Rule({"lr_milestones": (35, 60, 75), "lr_factor": 0.2}, when={"scenario": "offline"}),
+    Rule({"lr_restart": ByFidelity(official="never", paper="task")}, when={"scenario": "offline"}),
+)
 
 
 @DATASETS.register(
     "seq-miniimg",
     help="Split Mini-ImageNet, 20 x 5 classes, from the user's files",
     options=CACHED_OPTIONS,
-    rules=(
-        Rule({"n_tasks": 20, "buffer_size": 2000, "lr": 0.1, "lambd": 1e-3}),
-        Rule({"lambd": 1e-5}, when={"penalty_norm": "sum"}),
-        Rule({"alpha": 0.3, "beta": 0.8}, when={"model": ("derpp", "derpp_lider")}),
-        # The released code decays at epoch 35 (60 and 75 lie past the last) and never undoes it.
-        Rule({"lr_milestones": (35, 60, 75), "lr_factor": 0.2}, when={"scenario": "offline"}),
-        Rule({"lr_restart": ByFidelity(official="never", paper="task")}, when={"scenario": "offline"}),
-    ),
+    rules=RULES,
 )
 class SeqMiniImageNet(CachedImages):
     name = "seq-miniimg"
@@ -74,9 +75,8 @@ class SeqMiniImageNet(CachedImages):
         part_of = {name: part for part, names in parts.items() for name in names}
         n_train, _ = self.images_per_class
         images = [images_in(root / part_of[name] / name) for name in classes]
-        train, test = (
-            files_by_label(root, [group[part] for group in images]) for part in (slice(n_train), slice(n_train, None))
-        )
+        spans = slice(n_train), slice(n_train, None)
+        train, test = (files_by_label(root, [group[span] for group in images]) for span in spans)
         return ImageFiles(root, classes, train, test, "{train,val,test}/<class>/*, each class in one of them")
 
     def decode(self, config: Config) -> Content:
@@ -123,9 +123,7 @@ class SeqMiniImageNet(CachedImages):
         contents = [self._load_pickle(files.root / name) for name in PICKLES]
         classes = sorted(name for _, rows_of in contents for name in rows_of)
         if not len({*classes}) == len(classes) == self.n_classes:
-            raise UsageError(
-                f"{files.root}: the pickles have {len({*classes})} classes, not {self.n_classes}; replace them"
-            )
+            raise UsageError(f"{files.root}: pickles of {len({*classes})} classes, not {self.n_classes}; replace them")
         train, test = self._new_images()
         while contents:
             images, rows_of = contents.pop()  # and let go of them when they are copied

@@ -18,16 +18,17 @@ from utils.errors import DataMissing, UsageError
 
 FOLDER = "tiny-imagenet-200"
 CLASSES, ANNOTATIONS = "wnids.txt", "val/val_annotations.txt"
+RULES = (
+    Rule({"n_tasks": 10, "buffer_size": 2000, "lr": 0.03}),
+    Rule({"alpha": 0.1, "beta": 0.5}, when={"model": ("derpp", "derpp_lider")}),
+)
 
 
 @DATASETS.register(
     "seq-tinyimg",
     help="Split Tiny-ImageNet, 10 x 20 classes, from the user's files",
     options=CACHED_OPTIONS,
-    rules=(
-        Rule({"n_tasks": 10, "buffer_size": 2000, "lr": 0.03}),
-        Rule({"alpha": 0.1, "beta": 0.5}, when={"model": ("derpp", "derpp_lider")}),
-    ),
+    rules=RULES,
 )
 class SeqTinyImageNet(CachedImages):
     name = "seq-tinyimg"

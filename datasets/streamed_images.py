@@ -42,18 +42,10 @@ class StreamedImages(FromFiles):
         rows = (fields.get(name, slice(None)) for name in ("train_rows", "test_rows"))
         splits = zip((train, test), rows, strict=True)
         train_files, test_files = (Files(names[row], labels[row]) for (names, labels), row in splits)
-        return FileStream(
-            spec,
-            train_files,
-            test_files,
-            train_ranges=ranges(spec.train_sizes),
-            test_ranges=ranges(spec.test_sizes),
-            seed=config.seed,
-            batch_size=config.batch_size,
-            decode=partial(_decode_by_name, files, self.image_shape[1]),
-            num_workers=number_of_workers(config),
-            advice=files.advice,
-        )
+        where = ranges(spec.train_sizes), ranges(spec.test_sizes)
+        reading: dict[str, Any] = {"num_workers": number_of_workers(config), "advice": files.advice}
+        reading["decode"] = partial(_decode_by_name, files, self.image_shape[1])
+        return FileStream(spec, train_files, test_files, *where, config.seed, config.batch_size, **reading)
 
 
 def _decode_by_name(files: ImageFiles, size: int, name: bytes) -> np.ndarray:

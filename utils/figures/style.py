@@ -73,12 +73,12 @@ def grid_of_axes(rows: int, columns: int, height: float, width: float = PAGE, **
     return pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, **sharing)
 
 
-def legend_above(figure: Drawing, axes: Axes, columns: int | None = None, most: int = 100) -> None:
-    """Put the axes' legend above the figure, with at most so many evenly chosen entries."""
-    entries = axes.get_legend_handles_labels()
-    chosen = evenly_chosen(len(entries[0]), most)
-    handles, labels = ([part[i] for i in chosen] for part in entries)
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns or len(chosen))
+def legend_above(figure: Drawing, *row: Axes, columns: int | None = None, most: int = 100) -> None:
+    """Put a legend of these axes above the figure: every label once, of many at most so many evenly chosen ones."""
+    handle_of = {label: handle for axes in row for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labels = [[*handle_of][place] for place in evenly_chosen(len(handle_of), most)]
+    handles = [handle_of[label] for label in labels]
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns or len(labels))
 
 
 def evenly_chosen(count: int, most: int) -> np.ndarray:

@@ -180,7 +180,7 @@ def beside_published(tables: dict[str, Table]) -> Drawing | None:
     row[0].set_yticks(range(len(names)), names)
     row[0].set_ylim(len(names) - 0.5, -0.5)
     figure.supxlabel("final average accuracy, %", fontsize="medium")
-    legend_once(figure, row[:1])
+    legend_above(figure, row[0])
     return figure
 
 
@@ -271,15 +271,8 @@ def differences(panels: dict[str, dict[tuple[str, str], Differences]]) -> Drawin
         text.set_fontweight("normal" if method else "bold")
     row[0].set_ylim(len(lines) - 0.4, -0.6)
     figure.supxlabel("difference of final average accuracies, points", fontsize="medium")
-    legend_once(figure, row)
+    legend_above(figure, *row)
     return figure
-
-
-def legend_once(figure: Drawing, row: Sequence[Axes]) -> None:
-    """Put a legend with every label once above the figure."""
-    entries = [axes.get_legend_handles_labels() for axes in row]
-    handle_of = {label: handle for handles, labels in entries for handle, label in zip(handles, labels, strict=True)}
-    figure.legend(handle_of.values(), handle_of.keys(), loc="outside upper center", ncols=len(handle_of))
 
 
 def after_each_task(selection: Selection) -> Drawing | None:

@@ -20,12 +20,8 @@ SHARES = {"1/2": (1 / 2, "adab2n"), "1/3": (1 / 3, "cn"), "1/5": (1 / 5, "bn")} 
 def weights_and_kappa() -> Drawing:
     figure, [[left, right]] = grid_of_axes(1, 2, 2.6)
     lengths, steps, tasks = [BATCHES] * TASKS, TASKS * BATCHES, np.arange(1, TASKS + 1)
-    schedules = {
-        "EMA": (ema(steps), "bn"),
-        "κ = 0.1": (kappa_momentum(steps, 0.1), "adab2n"),
-        "CMA": (cma(steps), "cn"),
-    }
-    for name, (etas, norm) in schedules.items():
+    momenta = {"EMA": (ema(steps), "bn"), "κ = 0.1": (kappa_momentum(steps, 0.1), "adab2n"), "CMA": (cma(steps), "cn")}
+    for name, (etas, norm) in momenta.items():
         weights, printed = (statistical_weights(etas, SHARE, lengths, printed=printed) for printed in (False, True))
         left.plot(tasks, weights, "o-", markersize=3, color=colour_of(norm), label=name)
         left.plot(tasks, printed, "x:", markersize=4, linewidth=0.8, color=colour_of(norm))

@@ -146,8 +146,10 @@ def verdict_table(pairs: list[tuple[Verdict, Verdict]]) -> str:
     for verdict, other in pairs:
         signs = [sum(value > 0 for value in verdict.means), sum(value < 0 for value in verdict.means)]
         alone = f"{other.difference.text(1)}: {other.verdict}" if other.values else "–"
+        reason = "" if verdict.conclusion == NO_VERDICT else verdict.verdict.removeprefix(verdict.conclusion)
+        conclusion = f"**{verdict.conclusion}**{': ' if reason and reason[0] != ' ' else ''}{reason}"
         lines.append((
-            verdict.claim.statement, conclusion_text(verdict), verdict.difference.text(1),
+            verdict.claim.statement, conclusion, verdict.difference.text(1),
             paper_text((verdict if verdict.values else other).published),
             "–" if verdict.corrected_p is None else f"{verdict.corrected_p:.2g}",
             ", ".join(map(str, [*signs, len(verdict.comparisons)])), alone,
@@ -159,12 +161,6 @@ def verdict_table(pairs: list[tuple[Verdict, Verdict]]) -> str:
             numbers = [part.difference.text(1) if part else "–" for part in (ours, theirs)]
             lines.append((f"– {method}", "", numbers[0], paper, "", "", numbers[1]))
     return markdown_table(head, lines)
-
-
-def conclusion_text(verdict: Verdict) -> str:
-    """Return the conclusion and the verdicts behind it."""
-    reason = "" if verdict.conclusion == NO_VERDICT else verdict.verdict.removeprefix(verdict.conclusion)
-    return f"**{verdict.conclusion}**{': ' if reason and reason[0] != ' ' else ''}{reason}"
 
 
 def paper_text(published: Paired | None) -> str:
@@ -180,8 +176,7 @@ def paper_text(published: Paired | None) -> str:
 def cell_table(verdicts: list[Verdict]) -> str:
     """Return the differences of all cells: a row for every statement, a column for every cell."""
     names = list(dict.fromkeys(chain(*(verdict.values for verdict in verdicts))))
-    lines = [(verdict.claim.statement, *(verdict.cells.get(name, Paired()).text(1) for name in names))
-             for verdict in verdicts]  # fmt: skip
+    lines = [(each.claim.statement, *(each.cells.get(name, Paired()).text(1) for name in names)) for each in verdicts]
     return markdown_table(["", *names], lines) if names else ""
 
 
@@ -248,22 +243,22 @@ def boundaries_part() -> str:
     """Return the accuracies of the study of boundaries by strength, and the mean differences to BN."""
     *plans, selection = boundaries()
     accuracies, differences = (tabulate(plan, selection).results for plan in plans)
-    panels: dict[tuple[str, ...], dict[str, dict[str, Result]]] = {}  # by kind and metric: by arm, by strength
-    gains: dict[tuple[str, ...], dict[str, list[dict[int, float]]]] = {}
+    panels: dict[tuple[str, str], dict[str, dict[str, Result]]] = {}  # by kind and metric: by row, by strength
+    gains: dict[tuple[str, str], list[dict[int, float]]] = {}  # by row and metric
     for ((kind, row), (strength, _, metric)), result in accuracies.items():
-        arm = row.removeprefix(f"{kind} w/ ")
-        panels.setdefault((kind, metric), {}).setdefault(arm, {})[strength.partition(" = ")[2]] = result
-    for ((kind, row), (_, _, metric)), result in differences.items():
+        panels.setdefault((kind, metric), {}).setdefault(row, {})[strength.partition(" = ")[2]] = result
+    for ((_, row), (_, _, metric)), result in differences.items():
         known = {seed: value for seed, value in result.values.items() if value is not None}
-        gains.setdefault((kind, metric), {}).setdefault(row.removeprefix(f"{kind} w/ "), []).append(known)
+        gains.setdefault((row, metric), []).append(known)
     texts, of_adab2n = [], []
-    for (kind, metric), arms in panels.items():
+    for (kind, metric), rows in panels.items():
         lines = []
-        for arm, results in arms.items():
-            gain = averaged(gains[kind, metric].get(arm, []))
+        for row, results in rows.items():
+            gain, arm = averaged(gains.get((row, metric), [])), row.removeprefix(f"{kind} w/ ")
             of_adab2n += [gain] if arm.startswith("AdaB²N") else []
             lines.append((arm, *(f"{result.mean:.1f}" for result in results.values()), gain.text(1)))
-        texts.append(markdown_table([f"`{kind}`, {metric}, by strength", *arms["BN"], "minus BN"], lines))
+        head = [f"`{kind}`, {metric}, by strength", *next(iter(rows.values())), "minus BN"]
+        texts.append(markdown_table(head, lines))
     above, below = sum(gain.is_above for gain in of_adab2n), sum(gain.is_below for gain in of_adab2n)
     text = f"""Accuracy in percent, mean over {len(selection.seeds)} seeds. The last column is the mean difference to BN
         over all strengths, with its 95 % interval. Of the {len(of_adab2n)} intervals of AdaB²N, {above} lie above zero
@@ -281,8 +276,7 @@ def expected_files() -> dict[Path, str]:
     """Return the files as the records have them."""
     selection = evidence()
     return {README: with_part(README, readme_part(selection)), RUNS: with_part(RUNS, common_commands(selection)),
-            PAGE: page(selection),
-            BOUNDARIES: with_part(BOUNDARIES, boundaries_part()),
+            PAGE: page(selection), BOUNDARIES: with_part(BOUNDARIES, boundaries_part()),
             STATISTICS: render("statistics_page.md.j2", selection, **page_values(selection))}  # fmt: skip
 
 

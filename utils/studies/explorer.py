@@ -10,7 +10,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import starmap
+from itertools import chain, starmap
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -81,12 +81,8 @@ def _write(path: Path, template: str, **values: Any) -> None:
 def index_context(report: Report) -> dict[str, Any]:
     results = [result for table in report.tables for result in table.results.values()]
     verdicts = pandas.DataFrame(starmap(table_row, report.verdicts), columns=HEAD).set_index(HEAD[0])
-    by_seeds = {
-        title: {verdict.claim.statement: verdict.difference for verdict in verdicts_of_seeds}
-        for title, verdicts_of_seeds in zip(
-            ("confirmatory seeds", "exploratory seeds"), zip(*report.verdicts, strict=True), strict=False
-        )
-    }
+    columns = zip(("confirmatory seeds", "exploratory seeds"), zip(*report.verdicts, strict=True), strict=False)
+    by_seeds = {title: {each.claim.statement: each.difference for each in column} for title, column in columns}
     return {
         "sections": [(table, html_table(table), difference_chart(table)) for table in report.tables if table.records],
         "empty": [(table, html_table(table)) for table in report.tables if not table.records],
@@ -183,7 +179,8 @@ def runs_table(records: Mapping[str, dict[str, Any]]) -> str:
             "run": f'<a href="{page_address(name)}">{escape(name.rpartition("-")[2])}</a>',
             "method": method_title(config), "norm": title_of(config["norm"]), "data set": config["dataset"],
             "scenario": config["scenario"], "memory": config.get("buffer_size", 0), "seed": config["seed"],
-            **{f"{title}, FAA": final_accuracy(record, setting) for setting, title in TITLES.items()},
+            **{f"{title}, FAA": record["results"].get(setting, {}).get("metrics", {}).get("faa")
+               for setting, title in TITLES.items()},
             "steps": record["steps"], "minutes": record["wall_seconds"] / 60,
             "device": record["conditions"][0].get("device"), "date": record["date"][:10], "name": name,
         })  # fmt: skip
@@ -204,10 +201,6 @@ def method_title(config: Mapping[str, Any]) -> str:
     return METHODS.get(config["model"], config["model"])
 
 
-def final_accuracy(record: Mapping[str, Any], setting: str) -> float | None:
-    return record["results"].get(setting, {}).get("metrics", {}).get("faa")
-
-
 # --- one run ----------------------------------------------------------------------------------------------------------
 
 
@@ -219,8 +212,8 @@ def run_context(record: dict[str, Any], run_folder: Path, pages: Path) -> dict[s
     by_setting = [result["metrics"] for result in results.values()]
     metrics = [(label, [values.get(name) for values in by_setting])
                for name, label in metric_titles().items() if any(name in values for values in by_setting)]  # fmt: skip
-    statistics = {kind: [mean_of(part.get("final_statistics", {}).get(kind)) for part in results.values()]
-                  for part in results.values() for kind in part.get("final_statistics", {})}  # fmt: skip
+    by_kind = [part.get("final_statistics", {}) for part in results.values()]
+    statistics = {kind: [fmean(part[kind]) if part.get(kind) else None for part in by_kind] for kind in chain(*by_kind)}
     late = {setting: part["late_evaluations"] for setting, part in results.items() if "late_evaluations" in part}
     return {
         "record": record, "title": f"{method_title(config)} with {title_of(config['norm'])} on {config['dataset']}",
@@ -232,10 +225,6 @@ def run_context(record: dict[str, Any], run_folder: Path, pages: Path) -> dict[s
         "time": duration(record["wall_seconds"]), "record_text": escape(path.read_text("utf-8"), quote=False),
         "record_address": quote(os.path.relpath(path, pages)),
     }  # fmt: skip
-
-
-def mean_of(values: Sequence[float] | None) -> float | None:
-    return fmean(values) if values else None
 
 
 def configuration(config: dict[str, Any], path: Path) -> tuple[dict[str, Any] | None, str]:
@@ -313,7 +302,7 @@ def curves(lines: Mapping[str, Sequence[tuple[int, float]]], x: str, y: str) -> 
     for name, points in lines.items():
         chosen = points[:: -(-len(points) // MOST_POINTS)]
         xs, ys = zip(*chosen, strict=True)
-        traces.append({"type": "scatter", "mode": "lines+markers", "name": name, "x": xs, "y": ys,
-                       "marker": {"size": 4}})  # fmt: skip
+        marks = {"type": "scatter", "mode": "lines+markers", "marker": {"size": 4}}
+        traces.append(marks | {"name": name, "x": xs, "y": ys})
     layout = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}, "showlegend": len(lines) > 1}
     return {"data": traces, "layout": layout}

@@ -125,8 +125,10 @@ def page_values(selection: Selection) -> dict[str, Any]:
     return {
         "arms": arms, "titles": TITLES, "fewest": FEWEST_SEEDS, "number": text_of, "reading": reading,
         "gains": gains_over_cells(pairs), "table_of_gains": table_of_gains(pairs),
-        "kappa_effect": kappa_effect(pairs["BN, joint"]), "recency": recency_sentences(groups),
-        "table_of_recency": table_of_recency(groups), "table_of_arms": table_of_arms(arms),
+        "recency": recency_sentences(groups), "table_of_recency": table_of_recency(groups),
+        "table_of_arms": table_of_arms(arms),
+        "kappa_effect": max((abs(ours.last_task_weight - theirs.last_task_weight)  # that AdaB²N's momentum makes
+                             for ours, theirs in pairs["BN, joint"]), default=0.0),
     }  # fmt: skip
 
 
@@ -181,9 +183,8 @@ Pair = tuple[Arm, Arm]  # AdaB²N and a baseline in one cell
 
 
 def pairs_with(arms: Sequence[Arm], baseline: str) -> list[Pair]:
-    by_name = {(arm.cell, arm.name): arm for arm in arms}
-    return [(ours, by_name[ours.cell, baseline]) for ours in arms
-            if ours.name == OURS and (ours.cell, baseline) in by_name]  # fmt: skip
+    pairs = product(arms, arms)
+    return [(ours, bn) for ours, bn in pairs if (ours.name, bn.name) == (OURS, baseline) and ours.cell == bn.cell]
 
 
 def gains(pair: Pair, setting: str) -> list[Values]:
@@ -214,11 +215,6 @@ def table_of_gains(pairs: dict[str, list[Pair]]) -> str:
     return markdown_table(["cell", *heads], [[cell, *row] for cell, row in rows.items()])
 
 
-def kappa_effect(pairs: Sequence[Pair]) -> float:
-    """Return the largest difference that AdaB²N's momentum makes to the last task's weight."""
-    return max((abs(ours.last_task_weight - theirs.last_task_weight) for ours, theirs in pairs), default=0.0)
-
-
 @dataclass(frozen=True)
 class Group:
     """Arms of a method with one kind of forward pass, and what recency in their statistics does."""
@@ -244,9 +240,8 @@ def recency_sentences(groups: Sequence[Group]) -> Iterator[str]:
     for setting in TITLES:
         if members := [group for group in groups if setting in group.settings]:
             every = Group("", (setting,), [arm for group in members for arm in group.arms])
-            running, last = (every.change(setting, kind) for kind in ("running", "last_task"))
-            by_group, by_group_last = ([group.change(setting, kind) for group in members]
-                                       for kind in ("running", "last_task"))  # fmt: skip
+            running, *by_group = [group.change(setting, "running") for group in (every, *members)]
+            last, *by_group_last = [group.change(setting, "last_task") for group in (every, *members)]
             yield (f"{TITLES[setting]}, {len(every.arms)} arms. Running statistics: {text_of(running)}, "
                    f"{cost(running, by_group)}; {tally(by_group)}. The last task's: {text_of(last)}, {reading(last)}; "
                    f"{tally(by_group_last)}")  # fmt: skip

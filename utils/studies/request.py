@@ -44,10 +44,8 @@ def chosen_plans(ids: list[str], preset: Preset) -> list[Plan]:
     for word in ids:
         id, _, data = word.partition(":")
         if id not in {*families, *plans}:
-            known = ", ".join([*families, *plans])
-            raise UsageError(
-                f"unknown table, figure or study {id!r}{registry.close_matches(id, list(plans))} All: {known}"
-            )
+            known, matches = ", ".join([*families, *plans]), registry.close_matches(id, list(plans))
+            raise UsageError(f"unknown table, figure or study {id!r}{matches} All: {known}")
         if data and data not in preset.data:
             raise UsageError(f"{word}: preset {preset.name} has no data {data!r}; it has {', '.join(preset.data)}")
         for plan in families[id].values() if id in families else [plans[id]]:

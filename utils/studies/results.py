@@ -10,7 +10,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from statistics import stdev
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from utils.run.records import mixed_conditions
 from utils.studies import plans
@@ -20,6 +20,9 @@ from utils.studies.plans import NORMS, PLANS, SMALLER_IS_BETTER, Cell, Compariso
 from utils.studies.presets import PAPER, Preset
 from utils.studies.runs import Runs
 from utils.studies.selection import Selection
+
+if TYPE_CHECKING:
+    from utils.studies.verdicts import Verdict
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "paper"  # the paper's tables
 PUBLISHED_SEEDS = 3
@@ -254,20 +257,7 @@ def add_significance(table: Table, selection: Selection) -> None:
                 table.texts.setdefault(row, {})[column], table.numbers[row, column] = signed_rank(differences)
 
 
-class Part(Protocol):
-    """What is warned of: a table, or a statement."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def records(self) -> dict[str, dict[str, Any]]: ...
-
-    @property
-    def dropped(self) -> dict[str, list[int]]: ...
-
-
-def warnings(parts: Iterable[Part], runs: Runs) -> list[str]:
+def warnings(parts: Iterable[Table | Verdict], runs: Runs) -> list[str]:
     """Return a line for everything in which the records of a part differ, and for what of the runs does not count."""
     ids_by_text: dict[str, list[str]] = {}
     for part in parts:

@@ -205,8 +205,8 @@ class Runs:
         """Return a line if kept records have other results than those of the same runs in the results folder."""
         folders = [path.parent for path in Path(self.results_path).glob("runs/*/record.json")]
         both = [(self._finished(folder), self._finished(self.measured / folder.name)) for folder in sorted(folders)]
-        names = [ours["run"] for ours, kept in both
-                 if ours and kept and entries_of(kept, ours)["results"] != kept["results"]]  # fmt: skip
+        pairs = [(ours, kept) for ours, kept in both if ours and kept]
+        names = [ours["run"] for ours, kept in pairs if entries_of(kept, ours)["results"] != kept["results"]]
         text = f"{len(names)} runs have other results in {self.results_path}, which count, than in {self.measured}"
         return [f"{text}, such as {names[0]}"] if names else []
 

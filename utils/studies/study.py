@@ -195,9 +195,7 @@ def _check_name(name: str) -> None:
     """Raise a UsageError if a report of this name would replace another one, or cannot be a file's."""
     reserved = {"all", "studies", "confirm", "report", "index", *PRESETS, *PLANS, *STUDIES, *CONFIRM}
     _require(name.lower() not in reserved, f"a report called {name} is not a study's; rename the file")
-    _require(
-        re.fullmatch(r"\w[\w.-]{0,99}", name), "a study's file name has letters, digits and _.- only; rename the file"
-    )
+    _require(re.fullmatch(r"\w[\w.-]{0,99}", name), "a study's file name has letters, digits and _.- only; rename it")
 
 
 def _check(content: Values) -> None:

@@ -116,17 +116,14 @@ class Verdict:
             return HOLDS if self.lies_between(-MARGIN, MARGIN) else FAILS if is_outside else OPEN
         if self.claim.says == NOT_ABOVE:
             return FAILS if ABOVE in self.findings else HOLDS if self.lies_between(-math.inf, MARGIN) else OPEN
-        if ABOVE in self.findings and self.is_above_in_most_cells:
+        cells_above = sum(value > 0 for value in self.means)
+        if ABOVE in self.findings and cells_above > len({*self.values, *self.diverged}) / 2:
             return HOLDS
         return FAILS if {BELOW, EQUIVALENT} & {*self.findings} else OPEN
 
     @property
     def conclusion(self) -> str:
         return self.tendency if self.is_confirmatory and self.has_quorum else NO_VERDICT
-
-    @property
-    def is_above_in_most_cells(self) -> bool:
-        return sum(value > 0 for value in self.means) > len({*self.values, *self.diverged}) / 2
 
     @property
     def means(self) -> list[float]:
@@ -182,14 +179,13 @@ def judge(claim: Claim, selection: Selection) -> Verdict:
     comparisons: dict[str, list[Comparison]] = {}
     for name, comparison in claim.cells(preset):
         comparisons.setdefault(name, []).append(comparison)
-    values = {name: mean_by_seed([values_by_seed(each, selection) for each in group])
-              for name, group in comparisons.items()}  # fmt: skip
-    values = {name: by_seed for name, by_seed in values.items() if by_seed}
+    by_cell = {name: [values_by_seed(each, selection) for each in group] for name, group in comparisons.items()}
+    values = {name: by_seed for name, parts in by_cell.items() if (by_seed := mean_by_seed(parts))}
     experiments = {name: list(dict.fromkeys(e for each in group for e in each.experiments))
                    for name, group in comparisons.items()}  # fmt: skip
     started = dict.fromkeys(chain(*(experiments[name] for name in values)))
     records = [record for experiment in started for record in records_by_seed(experiment, selection).values()]
-    dropped = {name: sorted({seed for each in comparisons[name] for seed in dropped_seeds(each, selection)})
+    dropped = {name: sorted({*chain(*(dropped_seeds(each, selection) for each in comparisons[name]))})
                for name in values}  # fmt: skip
     return Verdict(
         claim, values, comparisons,

@@ -84,14 +84,10 @@ class TBBN(nn.modules.batchnorm._BatchNorm):
         _layers.add(self)
 
     def set_tasks(self, batch: TaskIds) -> None:
-        """Set the splits of a batch."""
+        """Set the places of current and replayed samples in a batch, and the number of splits."""
         current, replayed = (~batch.replayed).nonzero().squeeze(1), batch.replayed.nonzero().squeeze(1)
-        self.set_splits(current, replayed, batch.n_tasks - 1)
-
-    def set_splits(self, current: Tensor, replayed: Tensor, tasks_before: int) -> None:
-        """Set the places of current and replayed samples in the batch, and the number of tasks before this one."""
-        self.splits = number_of_splits(len(current), len(replayed), tasks_before)
-        if tasks_before and len(replayed):
+        self.splits = number_of_splits(len(current), len(replayed), batch.n_tasks - 1)
+        if batch.n_tasks > 1 and len(replayed):
             device = self.running_mean.device
             self.current, self.replayed = current.to(device), replayed.to(device)
 

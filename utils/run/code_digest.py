@@ -32,9 +32,8 @@ def code_digests(config: Config) -> dict[str, str]:
     """
     modules: set[str] = set()
     for entry in selected_entries(vars(config)).values():
-        packages = {"backbone", "datasets", "models", entry.module.partition(".")[0]} - {
-            "utils"
-        }  # of which LOOP has what counts
+        # Without utils, of which LOOP has what counts.
+        packages = {"backbone", "datasets", "models", entry.module.partition(".")[0]} - {"utils"}
         bases = getattr(entry.build, "__mro__", (entry.build,))
         for name in (entry.module, *(base.__module__ for base in bases)):
             _add_module(name, packages, modules)

@@ -14,17 +14,17 @@ from utils.errors import RunFailed
 from utils.run.eval_statistics import eval_statistics_applied, evaluation_batch_size, in_test_order
 from utils.step import Batch
 
+Accuracies = dict[str, list[float]]  # setting -> accuracy on every task
 
-def accuracies(
-    method: Method, stream: Stream, tasks: Iterable[int], statistics: str | None = None
-) -> dict[str, list[float]]:
+
+def accuracies(method: Method, stream: Stream, tasks: Iterable[int], statistics: str | None = None) -> Accuracies:
     return evaluate(method, stream, tasks, statistics)[0]
 
 
 @torch.no_grad()
 def evaluate(
     method: Method, stream: Stream, tasks: Iterable[int], statistics: str | None = None
-) -> tuple[dict[str, list[float]], torch.Tensor]:
+) -> tuple[Accuracies, torch.Tensor]:
     """Return the accuracies (%) on each of `tasks` by setting, and the confusion matrix on the device.
 
     `class_il` is among all classes, unseen ones included, `task_il` among the task's own, if it is known. Where tasks
@@ -45,7 +45,7 @@ def evaluate(
     return by_setting(stream.spec, *percent), confusion
 
 
-def by_setting(spec: StreamSpec, among_all: list[float], among_own: list[float]) -> dict[str, list[float]]:
+def by_setting(spec: StreamSpec, among_all: list[float], among_own: list[float]) -> Accuracies:
     if spec.is_domain:
         return {"domain_il": among_all}
     return {"class_il": among_all} | ({"task_il": among_own} if spec.has_boundaries else {})

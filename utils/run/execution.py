@@ -66,11 +66,12 @@ def train(config: Config, data: StreamBuilder, folder: RunFolder, signals: Signa
     device = set_up_device(config)
     net = build_network(config, data.spec, device)
     stream = data.stream(device)
-    method = build_method(config, stream.spec, net, device)
+    training = Training(config, stream, build_method(config, stream.spec, net, device))
+    training.signals = signals
     # No run folder is written before here: whatever is wrong with the command has been reported.
     with folder.lock():
         # Another process may have finished the run in the meantime.
-        return folder.reuse_finished_record() or execute(Training(config, stream, method, signals=signals), folder)
+        return folder.reuse_finished_record() or execute(training, folder)
 
 
 def execute(training: Training, folder: RunFolder) -> dict[str, Any]:

@@ -22,13 +22,11 @@ from models.method import Method
 from utils.data.random import generator
 from utils.data.stream import Stream, chunks, concatenated, slice_batch
 from utils.run.eval_statistics import buffer_batches, has_statistics, shuffled_batches, statistics_of, statistics_option
-from utils.run.evaluation import accuracies
+from utils.run.evaluation import Accuracies, accuracies
 from utils.step import Batch
 
 LATE_EVERY = 50  # steps between two late evaluations
 DRAWN_IMAGES = 5000
-
-Accuracies = dict[str, list[float]]  # setting -> accuracy on every task
 
 
 def final_statistics(method: Method, stream: Stream, results: Accuracies) -> dict[str, dict[str, list[float] | None]]:
@@ -52,9 +50,7 @@ def final_statistics(method: Method, stream: Stream, results: Accuracies) -> dic
         for kind, batches in passes.items():
             with statistics_of(method, batches, balanced=kind == "balanced"):
                 kinds[kind] = accuracies(method, stream, tasks, "running")
-    return {
-        setting: {kind: values[setting] if values else None for kind, values in kinds.items()} for setting in results
-    }
+    return {setting: {kind: each[setting] if each else None for kind, each in kinds.items()} for setting in results}
 
 
 def drawn_images(method: Method, stream: Stream, tasks: Sequence[int]) -> Iterator[Batch]:

@@ -62,19 +62,12 @@ def total_steps(config: Config, train_sizes: Sequence[int]) -> int:
 class Training:
     """A run from its first step, or from a checkpoint, to its results."""
 
-    def __init__(
-        self,
-        config: Config,
-        stream: Stream,
-        method: Method,
-        observers: Sequence[Observer] = (),
-        checkpoints: Checkpoints | None = None,
-        signals: Signals | None = None,
-    ):
+    checkpoints: Checkpoints | None = None
+
+    def __init__(self, config: Config, stream: Stream, method: Method, observers: Sequence[Observer] = ()):
         self.config, self.stream, self.method = config, stream, method
         _ = method.optimizer  # its imports take a while: do them before the first step
-        self.observers, self.checkpoints = observers, checkpoints
-        self.signals = signals or Signals()
+        self.observers, self.signals = observers, Signals()
         self.cursor = Cursor()
         self.conditions: list[dict[str, Any]] = []  # of the processes of this run
         self.untrained: dict[str, list[float]] = {}

@@ -5,6 +5,8 @@ import io
 import json
 import re
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +81,14 @@ def plugins_forgotten():
 
 def refuse_to_train(monkeypatch):
     monkeypatch.setattr(Training, "run", lambda *args: pytest.fail("trained again"))
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
 
 
 @pytest.fixture

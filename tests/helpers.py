@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from backbone.adab2n.c_passes import compile_error
 from utils.config.registry import MODELS
@@ -105,6 +106,31 @@ def make_samples(labels, tasks=None, **tensors) -> Batch:
 
 def make_output(logits: torch.Tensor) -> Output:
     return Output(logits, logits, (), Normalization())
+
+
+def scatter_norms(net: torch.nn.Module) -> None:
+    """Give running statistics and affine parameters values that show where they are used."""
+    noise = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, tensor in net.state_dict().items():
+            if name.endswith(("running_mean", "running_var")) or (tensor.ndim == 1 and "norm" in name):
+                tensor.copy_(0.5 + torch.rand(tensor.shape, generator=noise))
+
+
+def two_layers_by_hand(net, norm: str, x: torch.Tensor, weights=None, statistics=None):
+    """Logits of the two-layer network, and the statistics used: given ones, or those of the weighted batch."""
+    used = []
+    for number, (linear, layer) in enumerate(((net.linear1, net.norm1), (net.linear2, net.norm2))):
+        a = linear(x.flatten(1))
+        if norm == "cn":
+            a = F.group_norm(a, 4)
+        if statistics is None:
+            w = torch.full((len(a), 1), 1 / len(a), dtype=a.dtype) if weights is None else weights[:, None]
+            mean = (w * a).sum(0)
+            used.append((mean, (w * (a - mean) ** 2).sum(0)))
+        mean, var = used[number] if statistics is None else statistics[number]
+        x = torch.relu((a - mean) / (var + 1e-5).sqrt() * layer.weight + layer.bias)
+    return net.classifier(x), used
 
 
 def weights_of(net: torch.nn.Module) -> dict[str, torch.Tensor]:

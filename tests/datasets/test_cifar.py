@@ -4,8 +4,6 @@ import hashlib
 import pickle
 import shutil
 import tarfile
-import urllib.error
-import urllib.request
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from utils.config.resolve import resolve
 from utils.data.augment import Crop, Flip
 from utils.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("no_network")
 TRAIN_IMAGES, TEST_IMAGES = {"seq-cifar10": 50, "seq-cifar100": 200}, {"seq-cifar10": 20, "seq-cifar100": 100}
 READER = {"seq-cifar10": torchvision.datasets.CIFAR10, "seq-cifar100": torchvision.datasets.CIFAR100}
 DATASET = {"seq-cifar10": SeqCifar10, "seq-cifar100": SeqCifar100}
@@ -87,14 +86,6 @@ class Small:
     def stream(self, **flags):
         dataset, config = DATASET[self.name](), self.config(**flags)
         return dataset.stream(config, dataset.spec(config))
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise urllib.error.URLError("no network")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
 
 
 def shrink(name, root, monkeypatch):

@@ -2,8 +2,6 @@
 
 import gzip
 import struct
-import urllib.error
-import urllib.request
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from datasets.seq_mnist import SeqMnist
 from utils.config.resolve import resolve
 from utils.errors import DataMissing, UsageError
 
+pytestmark = pytest.mark.usefixtures("no_network")
 DATASETS = {"perm-mnist": PermMnist, "rot-mnist": RotMnist, "seq-mnist": SeqMnist, "seq-fashion": SeqFashion}
 TRAIN_SIZES, TEST_SIZES = np.arange(3, 13), np.arange(12, 2, -1)
 
@@ -46,14 +45,6 @@ def shrink(monkeypatch):
 @pytest.fixture
 def raw(monkeypatch):
     return shrink(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise urllib.error.URLError("no network")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
 
 
 def write(folder, raw, *, gzipped=(), **changed):

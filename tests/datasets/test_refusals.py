@@ -3,8 +3,6 @@
 import pickle
 import re
 import shutil
-import urllib.error
-import urllib.request
 
 import numpy as np
 import pytest
@@ -260,11 +258,7 @@ NEAR += [("train", "folder"), ("train", "tiny"), ("ImageNet/train", "imagenet")]
 
 
 @pytest.mark.parametrize(("place", "fixture"), NEAR)
-def test_base_path_that_a_message_advises_is_accepted(tmp_path, monkeypatch, place, fixture):
-    def refuse(*args, **kwargs):
-        raise urllib.error.URLError("no network")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+def test_base_path_that_a_message_advises_is_accepted(tmp_path, monkeypatch, no_network, place, fixture):
     root, options = FIXTURES[fixture](tmp_path / "upper" / "data", monkeypatch)
     options |= {"model": "sgd", "non_verbose": True}
     with pytest.raises(UsageError) as caught:

@@ -1,8 +1,5 @@
 """`run` checks the data of the runs that it is about to start: once each, before anything starts."""
 
-import urllib.error
-import urllib.request
-
 import pytest
 
 from scripts.reproduce import main as reproduce
@@ -11,11 +8,7 @@ from utils.studies import subcommands
 
 
 @pytest.fixture(autouse=True)
-def no_network_and_no_start(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise urllib.error.URLError("no network")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+def no_start(no_network, monkeypatch):
     monkeypatch.setattr(subcommands, "launch", lambda *_: pytest.fail("started"))
 
 

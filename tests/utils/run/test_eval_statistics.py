@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 import utils.run.eval_statistics
-from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config, weights_of
+from tests import helpers
+from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config, scatter_norms, weights_of
 from utils.data.random import generator
 from utils.run.eval_statistics import buffer_batches, eval_statistics_applied, in_test_order
 from utils.run.observers import Observer
@@ -25,11 +25,7 @@ def made(norm: str, which: str, model: str = "er", stored: int = 12):
     stream = make_stream(SPEC)
     net, method = build_run(config, stream)
     method.grow()
-    shift = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, tensor in net.state_dict().items():
-            if name.endswith(("running_mean", "running_var")) or (tensor.ndim == 1 and "norm" in name):
-                tensor.copy_(0.5 + torch.rand(tensor.shape, generator=shift))
+    scatter_norms(net)
     if stored:
         method.buffer.add(next(stream.in_order(0, stored)), generator(0, "fill"))
     return net.eval(), method
@@ -37,19 +33,6 @@ def made(norm: str, which: str, model: str = "er", stored: int = 12):
 
 def images(count: int = 7) -> torch.Tensor:
     return torch.randn(count, *SPEC.image_shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-
-def plain_network(net, norm: str, x: torch.Tensor, statistics=None) -> tuple[torch.Tensor, list]:
-    """Logits by the formulas, with these (mean, variance) of the two layers or else the batch's own; and those used."""
-    used = []
-    for number, (linear, layer) in enumerate(((net.linear1, net.norm1), (net.linear2, net.norm2))):
-        a = linear(x.flatten(1))
-        if norm == "cn":
-            a = F.group_norm(a, 4)
-        mean, var = statistics[number] if statistics else (a.mean(0), a.var(0, unbiased=False))
-        used.append((mean, var))
-        x = torch.relu((a - mean) / (var + 1e-5).sqrt() * layer.weight + layer.bias)
-    return net.classifier(x), used
 
 
 # --- the two other kinds ------------------------------------------------------------------------------------------
@@ -63,7 +46,7 @@ def test_batch_statistics_are_those_of_the_test_batch(norm):
     before = weights_of(net)
     with eval_statistics_applied(method):
         for x in (images(7), images(3)):
-            assert_close(method.predict(x), plain_network(net, norm, x)[0], atol=1e-10)
+            assert_close(method.predict(x), helpers.two_layers_by_hand(net, norm, x)[0], atol=1e-10)
     assert all(tensor.equal(before[name]) for name, tensor in net.state_dict().items())
 
 
@@ -76,14 +59,14 @@ def test_buffer_statistics_are_plain_averages_over_the_batches_of_a_pass(norm, m
     before = weights_of(net)
     order = method.buffer.sample_slots(12, generator(method.config.seed, "eval_statistics"))
     stored = method.augment.normalize(method.buffer.images[torch.from_numpy(order)])
-    passes = [plain_network(net, norm, part)[1] for part in (stored[:5], stored[5:10], stored[10:])]
+    passes = [helpers.two_layers_by_hand(net, norm, part)[1] for part in (stored[:5], stored[5:10], stored[10:])]
     averages = [
         tuple(sum(used[layer][k] for used in passes) / 3 for k in (0, 1)) for layer in (0, 1)
     ]  # (mean, variance) of every layer
     with eval_statistics_applied(method):
         outputs = method.predict(images())
         alone = method.predict(images()[:1])
-    assert_close(outputs, plain_network(net, norm, images(), averages)[0], atol=1e-10)
+    assert_close(outputs, helpers.two_layers_by_hand(net, norm, images(), statistics=averages)[0], atol=1e-10)
     assert_close(alone, outputs[:1], atol=1e-10)  # whatever else is in the test batch
     assert all(tensor.equal(before[name]) for name, tensor in net.state_dict().items())
     assert not outputs.allclose(net(images()))
@@ -115,7 +98,9 @@ def test_running_statistics_otherwise_and_while_the_buffer_is_empty(which, store
     net, method = made("bn", which, stored=stored)
     running = [(layer.running_mean, layer.running_var) for layer in (net.norm1, net.norm2)]
     with eval_statistics_applied(method):
-        assert_close(method.predict(images()), plain_network(net, "bn", images(), running)[0], atol=1e-10)
+        assert_close(
+            method.predict(images()), helpers.two_layers_by_hand(net, "bn", images(), statistics=running)[0], atol=1e-10
+        )
 
 
 @pytest.mark.parametrize("which", ["buffer", "batch"])

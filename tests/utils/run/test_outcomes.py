@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import runner
-from torch.nn import functional as F
 
+from tests import helpers
 from tests.helpers import build_run, make_spec, make_stream, run_config, sample_numbers, weights_of
 from utils.data.random import generator
 from utils.run.evaluation import accuracies
@@ -30,31 +30,11 @@ def trained(norm: str, model: str = "er"):
     stream = make_stream(SPEC)
     net, method = build_run(config, stream)
     method.grow()
-    noise = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, tensor in net.state_dict().items():
-            if name.endswith(("running_mean", "running_var")) or (tensor.ndim == 1 and "norm" in name):
-                tensor.copy_(0.5 + torch.rand(tensor.shape, generator=noise))
+    helpers.scatter_norms(net)
     if method.buffer is not None:
         for task, count in ((0, 1), (1, 5)):
             method.buffer.add(next(stream.in_order(task, count)), generator(0, "fill", task))
     return net, method, stream
-
-
-def forward_by_hand(net, norm: str, x: torch.Tensor, weights=None, statistics=None):
-    """Logits of the two-layer network, and the statistics used: given ones, or those of the weighted batch."""
-    used = []
-    for number, (linear, layer) in enumerate(((net.linear1, net.norm1), (net.linear2, net.norm2))):
-        a = linear(x.flatten(1))
-        if norm == "cn":
-            a = F.group_norm(a, 4)
-        if statistics is None:
-            w = torch.full((len(a), 1), 1 / len(a), dtype=a.dtype) if weights is None else weights[:, None]
-            mean = (w * a).sum(0)
-            used.append((mean, (w * (a - mean) ** 2).sum(0)))
-        mean, var = used[number] if statistics is None else statistics[number]
-        x = torch.relu((a - mean) / (var + 1e-5).sqrt() * layer.weight + layer.bias)
-    return net.classifier(x), used
 
 
 @torch.no_grad()
@@ -62,7 +42,7 @@ def accuracies_by_hand(net, method, stream, norm, statistics) -> list[float]:
     percent = []
     for task in range(SPEC.n_tasks):
         [batch] = list(stream.test(task, 100))
-        logits, _ = forward_by_hand(net, norm, method.augment.normalize(batch.images), statistics=statistics)
+        logits, _ = helpers.two_layers_by_hand(net, norm, method.augment.normalize(batch.images), statistics=statistics)
         percent.append(100 * int((logits.argmax(1) == batch.labels).sum()) / len(batch))
     return percent
 
@@ -89,7 +69,7 @@ def test_final_statistics_of_a_two_layer_network_equal_values_computed_by_hand(n
         "last_task": (images(stream.in_order(1, 100)), None),
     }
     for kind, (inputs, sample_weights) in passes.items():
-        _, statistics = forward_by_hand(net, norm, inputs, sample_weights)
+        _, statistics = helpers.two_layers_by_hand(net, norm, inputs, sample_weights)
         assert results[kind] == accuracies_by_hand(net, method, stream, norm, statistics), kind
     assert results["running"] == own["class_il"]
     assert len({tuple(row) for row in results.values()}) > 1, "all kinds agree, so this test would show nothing"

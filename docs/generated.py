@@ -42,6 +42,7 @@ RECORD_FIELDS = {
     **{f"results.*.metrics.{name}": f"{title[0].upper()}{title[1:]}." for name, title in metric_titles().items()},
     "results.*.per_class": "Final accuracy of every class. Not in `task_il`.",
     "results.*.confusion": "Test images by class (rows) and predicted class (columns), at the end. Not in `task_il`.",
+    "results.*.points": "With `--eval_every`: accuracies while a task is trained, with step and task.",
     "results.*.final_statistics": "With `--final_statistics`: accuracies with other normalization statistics.",
     "results.*.late_evaluations": "With `--late_evaluations`: FAA at several steps near the end.",
     "steps": "Steps of training.",

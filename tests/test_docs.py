@@ -52,7 +52,7 @@ def test_pages_of_records_and_studies_have_every_field(tmp_path, monkeypatch, ca
 
     ended = runner(tmp_path / "results")(
         *("--model", "er", "--norm", "bn", "--dataset", "seq-digits", "--backbone", "mlp", "--debug_mode"),
-        *("--final_statistics", "--late_evaluations", "2", "--embedding_eval"),
+        *("--final_statistics", "--late_evaluations", "2", "--embedding_eval", "--eval_every", "2"),
     )
     assert set(record_fields(ended.record)) - set(RECORD_FIELDS) == set()
     assert set(STUDY_KEYS) == set(KEYS)

@@ -1,6 +1,6 @@
 """Figures: what is drawn is what was measured, in every format and theme; what has no runs says so."""
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -64,6 +64,14 @@ def test_forest_shows_the_interval(light):
     spans = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 2 and line.get_linestyle() == "-"]
     assert any(np.allclose(span, Paired((1.0, 2.0, 3.0)).interval) for span in spans)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cell"]
+
+
+def test_titles_of_many_panels_do_not_overlap(light):
+    names = [f"boundary_strength = {k}\naverage anytime accuracy (AAA)" for k in range(10)]
+    drawing = tabled.forest({name: {"gaussian w/ AdaB²N by source": Paired((1.0, 2.0, 3.0))} for name in names})
+    drawing.draw_without_rendering()
+    boxes = [axes.title.get_window_extent() for axes in drawing.axes]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 @pytest.mark.parametrize(("lower_is_better", "norm"), [((), "adab2n"), (("x",), "bn")])

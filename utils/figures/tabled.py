@@ -94,14 +94,19 @@ def _write_values(axes: Axes, values: np.ndarray, dark_below: float, missing: st
 def forest(panels: dict[str, dict[str, Paired]], lower_is_better: Collection[str] = ()) -> Drawing | None:
     """Draw paired differences with their intervals: a panel for every comparison, a line for every cell.
 
-    Gains and losses have colours; in the panels of `lower_is_better`, a gain lies below zero.
+    More than four panels stand in two columns, so that their titles can be read. Gains and losses have colours; in the
+    panels of `lower_is_better`, a gain lies below zero.
     """
     panels = {title: {name: cell for name, cell in cells.items() if cell.n} for title, cells in panels.items()}
     if not (panels := {title: cells for title, cells in panels.items() if cells}):
         return None
     names = list(dict.fromkeys(name for cells in panels.values() for name in cells))
-    figure, [row] = grid_of_axes(1, len(panels), 0.9 + 0.17 * len(names), sharex=True, sharey=True)
-    for axes, (title, cells) in zip(row, panels.items(), strict=True):
+    across = len(panels) if len(panels) <= 4 else 2
+    down = -(-len(panels) // across)
+    figure, grid = grid_of_axes(down, across, (0.9 + 0.17 * len(names)) * down, sharex=True, sharey=True)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, cells) in zip(grid.flat, panels.items(), strict=False):
         for name, paired in cells.items():
             place = names.index(name)
             is_gain, is_loss = paired.is_above, paired.is_below
@@ -116,8 +121,8 @@ def forest(panels: dict[str, dict[str, Paired]], lower_is_better: Collection[str
         axes.set_title(literal(title))
         axes.locator_params(axis="x", nbins=4)
     figure.supxlabel("points, 95 % interval", fontsize="medium")  # once: under narrow panels they would meet
-    row[0].set_yticks(range(len(names)), map(literal, names))
-    row[0].set_ylim(len(names) - 0.5, -0.5)
+    grid[0, 0].set_yticks(range(len(names)), [*map(literal, names)])
+    grid[0, 0].set_ylim(len(names) - 0.5, -0.5)
     return figure
 
 

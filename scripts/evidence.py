@@ -46,7 +46,7 @@ QUESTIONS = {  # what a user asks, the claims that answer it, the choice if they
         ({"Permuted MNIST": "mnist-joint"}, "one", "either"),
     "AdaB²N or BN, both in one forward pass, Domain-IL?": ({"Permuted MNIST": "mnist-same-forward"}, "AdaB²N", "BN"),
     "One forward pass or two, with BN on CIFAR?":
-        ({"Class-IL": "bn-joint-class", "Task-IL": "bn-joint-task"}, "one", "two, as the released code has it"),
+        ({"Class-IL": "bn-joint-class", "Task-IL": "bn-joint-task"}, "one", "two, as the released code does"),
     "AdaB²N or BN, both in one forward pass, on CIFAR?":
         ({"Class-IL": "same-forward-class", "Task-IL": "same-forward-task"}, "AdaB²N", "BN"),
     "AdaB²N or BN as released, on CIFAR?":
@@ -136,12 +136,12 @@ def page(selection: Selection) -> str:
 def answer(verdict: Verdict, if_above: str, otherwise: str) -> str:
     """Return an answer to a user's question that is no stronger than the verdict."""
     is_decided = verdict.conclusion != NO_VERDICT and {ABOVE, BELOW, EQUIVALENT} & {*verdict.findings}
-    return (if_above if ABOVE in verdict.findings else otherwise) if is_decided else f"undecided, so {otherwise}"
+    return (if_above if ABOVE in verdict.findings else otherwise) if is_decided else f"undecided; use {otherwise}"
 
 
 def verdict_table(pairs: list[tuple[Verdict, Verdict]]) -> str:
     """Return a row for every statement, and rows for its methods where they differ."""
-    head = ["difference in points", "conclusion", "seeds 3 to 9", "paper", "p", "cells", "seeds 0 to 2, alone"]
+    head = ["statement", "conclusion", "seeds 3 to 9", "paper", "p", "cells +, −, all", "seeds 0 to 2, alone"]
     lines: list[Sequence[str]] = []
     for verdict, other in pairs:
         signs = [sum(value > 0 for value in verdict.means), sum(value < 0 for value in verdict.means)]
@@ -261,9 +261,9 @@ def boundaries_part() -> str:
         texts.append(markdown_table(head, lines))
     above, below = sum(gain.is_above for gain in of_adab2n), sum(gain.is_below for gain in of_adab2n)
     text = f"""Accuracy in percent, mean over {len(selection.seeds)} seeds. The last column is the mean difference to BN
-        over all strengths, with its 95 % interval. Of the {len(of_adab2n)} intervals of AdaB²N, {above} lie above zero
-        and {below} below."""
-    return "\n\n".join([textwrap.fill(" ".join(text.split()), 120), *texts])
+        over all strengths, with its 95 % interval. By these intervals, AdaB²N is above BN in {above} of
+        {len(of_adab2n)} cases and below it in {below}."""
+    return "\n".join([f"{textwrap.fill(' '.join(text.split()), 120)}\n", *texts])
 
 
 def with_part(path: Path, part: str) -> str:

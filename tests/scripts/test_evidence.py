@@ -115,10 +115,10 @@ def test_what_the_paper_has_for_the_cells_with_runs():
         ((5.0, 5.1, 4.9), {}, "yes"),
         ((-5.0, -5.1, -4.9), {}, "no"),
         ((0.1, 0.0, -0.1), {}, "no"),
-        ((5.0, 0.1, -3.0), {}, "undecided, so no"),
-        ((5.0, 5.1), {}, "undecided, so no"),
-        ((5.0, 5.1, 4.9), {"is_confirmatory": False}, "undecided, so no"),
-        ((5.0, 5.1, 4.9), {"corrected_p": 0.06}, "undecided, so no"),
+        ((5.0, 0.1, -3.0), {}, "undecided; use no"),
+        ((5.0, 5.1), {}, "undecided; use no"),
+        ((5.0, 5.1, 4.9), {"is_confirmatory": False}, "undecided; use no"),
+        ((5.0, 5.1, 4.9), {"corrected_p": 0.06}, "undecided; use no"),
     ],
 )
 def test_an_answer_is_no_stronger_than_the_verdict(differences, facts, text):

@@ -126,7 +126,6 @@ def page_values(selection: Selection) -> dict[str, Any]:
         "arms": arms, "titles": TITLES, "fewest": FEWEST_SEEDS, "number": text_of, "reading": reading,
         "gains": gains_over_cells(pairs), "table_of_gains": table_of_gains(pairs),
         "recency": recency_sentences(groups), "table_of_recency": table_of_recency(groups),
-        "table_of_arms": table_of_arms(arms),
         "kappa_effect": max((abs(ours.last_task_weight - theirs.last_task_weight)  # that AdaB²N's momentum makes
                              for ours, theirs in pairs["BN, joint"]), default=0.0),
     }  # fmt: skip
@@ -160,23 +159,11 @@ def cost(running: Paired, by_group: Sequence[Paired]) -> str:
 def tally(differences: Sequence[Paired]) -> str:
     """Return how many differences are above and below zero, and how many of these are clear."""
     texts = []
-    for direction, sign in (("up", 1), ("down", -1)):
+    for direction, sign in (("higher", 1), ("lower", -1)):
         members = [each for each in differences if sign * (each.mean or 0.0) > 0]
         clear = sum(reading(each) == "clear" for each in members)
         texts.append(f"{direction} in {len(members)}" + (f" ({clear} clear)" if clear else ""))
     return f"{' and '.join(texts)} of {len(differences)} groups"
-
-
-def table_of_arms(arms: Sequence[Arm]) -> str:
-    """Return a table of the accuracy with running statistics, and of what the other kinds add to it."""
-    rows, cell = [], ""
-    for arm in arms:
-        n = len(arm.records)
-        columns = [[f"{fmean(arm.accuracy(setting, 'running').values()):.1f}" for setting in arm.settings]]
-        columns += [[text_of(averaged([arm.change(setting, kind)]), n) for setting in arm.settings] for kind in KINDS]
-        rows.append(["" if arm.cell == cell else arm.cell, arm.name, str(n), *map(" / ".join, columns)])
-        cell = arm.cell
-    return markdown_table(["cell", "arm", "n", "running", *KINDS.values()], rows)
 
 
 Pair = tuple[Arm, Arm]  # AdaB²N and a baseline in one cell
@@ -203,16 +190,13 @@ def gains_over_cells(pairs: dict[str, list[Pair]]) -> dict[str, dict[str, list[P
 
 
 def table_of_gains(pairs: dict[str, list[Pair]]) -> str:
-    rows: dict[str, list[str]] = {}
-    for place, of_baseline in enumerate(pairs.values()):
-        for pair in of_baseline:
-            by_setting = [[averaged([values]) for values in gains(pair, setting)] for setting in pair[0].settings]
-            n = by_setting[0][0].n
-            texts = [" / ".join(text_of(each, n) for each in column) for column in zip(*by_setting, strict=True)]
-            row = rows.setdefault(pair[0].cell, ["–"] * 4 * len(pairs))
-            row[4 * place : 4 * (place + 1)] = [str(n), *texts]
-    heads = [name for baseline in pairs for name in (f"over {baseline}: n", "running", "buffer", "change")]
-    return markdown_table(["cell", *heads], [[cell, *row] for cell, row in rows.items()])
+    rows = []
+    for baseline, pair in ((baseline, pair) for baseline, of_baseline in pairs.items() for pair in of_baseline):
+        by_setting = [[averaged([values]) for values in gains(pair, setting)] for setting in pair[0].settings]
+        n = by_setting[0][0].n
+        texts = [" / ".join(text_of(each, n) for each in column) for column in zip(*by_setting, strict=True)]
+        rows.append([pair[0].cell, baseline, str(n), *texts])
+    return markdown_table(["cell", "over", "n", "running", "buffer", "change"], rows)
 
 
 @dataclass(frozen=True)
@@ -243,7 +227,7 @@ def recency_sentences(groups: Sequence[Group]) -> Iterator[str]:
             running, *by_group = [group.change(setting, "running") for group in (every, *members)]
             last, *by_group_last = [group.change(setting, "last_task") for group in (every, *members)]
             yield (f"{TITLES[setting]}, {len(every.arms)} arms. Running statistics: {text_of(running)}, "
-                   f"{cost(running, by_group)}; {tally(by_group)}. The last task's: {text_of(last)}, {reading(last)}; "
+                   f"{cost(running, by_group)}; {tally(by_group)}. The last task's statistics: {text_of(last)}, {reading(last)}; "
                    f"{tally(by_group_last)}")  # fmt: skip
     biases, contrasts = [], []
     for group in (group for group in groups if CLASS_IL in group.settings):
@@ -255,7 +239,7 @@ def recency_sentences(groups: Sequence[Group]) -> Iterator[str]:
     if biases:
         yield ("Bias towards recent classes: Class-IL accuracy on the last task minus that on earlier ones, with "
                f"training, running and the last task's statistics. {'; '.join(biases)}")  # fmt: skip
-        yield f"Class-IL minus Task-IL in the same networks, the last task's statistics. {'; '.join(contrasts)}"
+        yield f"What the last task's statistics change in Class-IL minus what in Task-IL. {'; '.join(contrasts)}"
 
 
 def table_of_recency(groups: Sequence[Group]) -> str:

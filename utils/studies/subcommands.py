@@ -119,6 +119,8 @@ def announce(required: dict[str, Run], wanted: list[Run], waiting: int, runs: Ru
     other = {record["run"]: what for record in records if (what := different_conditions(now, record["conditions"][-1]))}
     for name, what in list(other.items())[:1]:
         log.warning(f"{len(other)} finished runs are of other conditions, such as {name}: {what}")
+    if not wanted:
+        return
     speeds = runs.recorded_speeds()
     time = total_time(expected_seconds(wanted, speeds).values())
     print(f"time of one worker: {time}, {speeds.source(run.config.values() for run in wanted)}", file=sys.stderr)

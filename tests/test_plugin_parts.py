@@ -111,6 +111,7 @@ def test_options_of_a_policy_identify_a_run_and_those_of_an_observer_do_not(mine
     assert (first.record["identity"]["hardness"], first.record["config"]["grad_every"]) == (2, 3)
     assert not {"grad_every", "probe", "ring_quota"} & first.record["identity"].keys()
     assert "not trained again" in run_main(*words, "--hardness", "2").stderr
+    assert run_main(*words, "--hardness", "2", "--probe", "grad_norm").code == 2  # every gradient, not every third
     assert run_main(*words, "--hardness", "3").folder != first.folder
     assert run_main(*words, "--hardness", "3", "--probe", "grad_norm").code == 2  # finished without it
     assert any(name.endswith("hard_samples.py") for name in first.record["sources"])

@@ -132,7 +132,7 @@ def check_boundary(config: dict[str, Any], explicit: dict[str, Any]) -> None:
     task_options = {"stop_after": explicit.get("stop_after", 0), "balance_replay": True, "ring_quota": "task"}
     for name, value in (task_options | {"current_share": options.ONE_OF_TASKS_SEEN, "classifier": "seen"}).items():
         if config.get(name) == value:
-            raise UsageError(f"--{name} {value} {needs}; remove it")
+            raise UsageError(f"--{name}{'' if value is True else f' {value}'} {needs}; remove it")
 
 
 def check_buffer(config: dict[str, Any], explicit: dict[str, Any]) -> None:
@@ -182,11 +182,16 @@ TRAINING = (
         "(gaussian).",
         "sharp",
     ),
-    added_option("boundary_strength", number(0, 1), "From no boundaries (0) to sharp ones (1)."),
+    added_option("boundary_strength", number(0, 1), "From a shuffled stream (0) to the order of sharp boundaries (1)."),
     added_option("eval_every", integer(1), "Steps between evaluations within a task (default: none)."),
     added_option("eval_statistics", choice("running", "buffer", "batch"), "Statistics at test time.", "running"),
     added_option("embedding_eval", flag, "At the end, evaluate NCM and a linear probe.", old_name="final_probes"),
-    added_option("classifier", choice("all", "seen"), "Classes that compete: all or those seen so far.", "all"),
+    added_option(
+        "classifier",
+        choice("all", "seen"),
+        "Classes that compete in training and predictions: all, or those of the tasks begun so far.",
+        "all",
+    ),
     added_option("optimizer", choice("sgd", "adam", "adamw"), "Default learning rates are for SGD.", "sgd"),
     Option("lr", number(0), "Learning rate.", default=0.03),
     Option("optim_wd", number(0), "Weight decay.", default=0.0),

@@ -82,7 +82,7 @@ BASE_PATH = FreeOption("base_path", str, "Folder with the data.", default="data"
 N_TASKS = Option("n_tasks", integer(1), "Number of tasks; the classes are split into them, or all tasks share them.")
 SHARE = number(0, 1, exclusive=True)
 VALIDATION = Option("validation", SHARE, "Evaluate on this share of the training data, held out.")
-WITHOUT = "Do not train on this share of the training data, the one of --validation; evaluate on the test data."
+WITHOUT = "Train without this share of the training data, as with --validation, but evaluate on the test data."
 HOLD_OUT = added_option("hold_out", SHARE, WITHOUT, check=_check_hold_out)
 DOMAIN_OPTIONS = (N_TASKS, VALIDATION, HOLD_OUT)
 CLASS_ORDER = "File with all classes in their order, one name or index per line; instead of a seed."

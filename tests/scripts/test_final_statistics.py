@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from itertools import product, takewhile
 from statistics import fmean, stdev

@@ -227,8 +227,8 @@ def recency_sentences(groups: Sequence[Group]) -> Iterator[str]:
             running, *by_group = [group.change(setting, "running") for group in (every, *members)]
             last, *by_group_last = [group.change(setting, "last_task") for group in (every, *members)]
             yield (f"{TITLES[setting]}, {len(every.arms)} arms. Running statistics: {text_of(running)}, "
-                   f"{cost(running, by_group)}; {tally(by_group)}. The last task's statistics: {text_of(last)}, {reading(last)}; "
-                   f"{tally(by_group_last)}")  # fmt: skip
+                   f"{cost(running, by_group)}; {tally(by_group)}. The last task's statistics: "
+                   f"{text_of(last)}, {reading(last)}; {tally(by_group_last)}")  # fmt: skip
     biases, contrasts = [], []
     for group in (group for group in groups if CLASS_IL in group.settings):
         *others, last = (averaged([minus(*(arm.accuracy(CLASS_IL, kind, tasks) for tasks in (LAST, EARLIER)))

@@ -18,6 +18,7 @@ from typing import Any
 
 from utils import console
 from utils.cli import Parser
+from utils.config.registry import METRICS
 from utils.figures.catalogue import COMPARISONS, FIGURES, curves_of
 from utils.figures.style import save
 from utils.figures.tabled import final_statistics
@@ -40,6 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README, PAGE, RUNS = ROOT / "README.md", ROOT / "docs" / "evidence.md", ROOT / "docs" / "runs.md"
 STATISTICS, BOUNDARIES = ROOT / "docs" / "statistics.md", ROOT / "docs" / "boundaries.md"
 BEGIN, END = "<!-- evidence: python -m scripts.evidence -->", "<!-- end of evidence -->"
+SURVEY = (28.95, 29.69, 26.98, 28.24, 26.89)  # Class-IL accuracies of ER, by seed, as its authors logged them
 EMPTY_DIR = "no-results"  # a results folder that does not exist: only kept records count
 QUESTIONS = {  # what a user asks, the claims that answer it, the choice if they are above, and the choice otherwise
     "Current and replayed samples in one forward pass or in two, with BN and Domain-IL?":
@@ -94,7 +96,8 @@ def render(template: str, selection: Selection, **values: Any) -> str:
         "fill": lambda text: textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False),
         "hours": lambda records: f"{sum(record['wall_seconds'] for record in records) / 3600:.1f}",
         "text": markdown_text, "threads": threads, "difference": difference,
-        "numbers": lambda paired: paired.text(1), "paper_text": paper_text,
+        "numbers": lambda paired: paired.text(1), "spread": lambda paired: mean_and_deviation([*paired.differences]),
+        "paper_text": paper_text,
     }  # fmt: skip
     env.filters |= filters
     return env.get_template(template).render(records=finished(selection), **values).rstrip("\n") + "\n"
@@ -128,6 +131,7 @@ def page(selection: Selection) -> str:
                   for title, is_ours in (("The paper's statements", False), ("Our questions", True))},
         missing=[verdict for verdict, other in pairs if not verdict.values and not other.values],
         cells=cell_table([by_id[id][0] for ids in COMPARISONS.values() for id in ids if by_id[id][0].values]),
+        survey=survey_values(),
         tables=[(table, text) for table in tables if (text := finished_part(table))],
         failures=[record for record in records if record and record["status"] != "finished"],
     )  # fmt: skip
@@ -231,17 +235,29 @@ def common_commands(selection: Selection) -> str:
     return f"{title}\n\n{markdown_table(['`python main.py` with', 'minutes', 'accuracy, %', 'seeds'], lines)}"
 
 
-def boundaries() -> tuple[Plan, Plan, Selection]:
-    """Return the study of boundaries, its differences to BN, and its kept runs."""
-    study = read_study(ROOT / "scripts" / "studies" / "boundaries.toml")
+def kept_study(name: str) -> tuple[Plan, Plan, Selection]:
+    """Return a study in scripts/studies, its differences to BN, and its kept runs."""
+    study = read_study(ROOT / "scripts" / "studies" / f"{name}.toml")
     runs = Runs(study.preset(), EMPTY_DIR, measured=MEASURED)
     accuracies, differences = study.plans().values()
     return accuracies, differences, Selection("fixed", runs, study.seeds)
 
 
+def survey_values() -> dict[str, Any]:
+    """Return final average accuracies of ER by the survey and by us, and what other norms add to ours."""
+    *plans, selection = kept_study("survey_er")
+    accuracies, gains = (
+        {row: result for ((_, row), column), result in tabulate(plan, selection).results.items()
+         if column[-1] == METRICS.get("faa").help and result.n}
+        for plan in plans
+    )  # fmt: skip
+    ours = accuracies["BN"].paired if "BN" in accuracies else Paired()
+    return {"ours": ours, "theirs": Paired(SURVEY), "difference": ours.minus(Paired(SURVEY)), "gains": gains}
+
+
 def boundaries_part() -> str:
     """Return the accuracies of the study of boundaries by strength, and the mean differences to BN."""
-    *plans, selection = boundaries()
+    *plans, selection = kept_study("boundaries")
     accuracies, differences = (tabulate(plan, selection).results for plan in plans)
     panels: dict[tuple[str, str], dict[str, dict[str, Result]]] = {}  # by kind and metric: by row, by strength
     gains: dict[tuple[str, str], list[dict[int, float]]] = {}  # by row and metric
@@ -287,7 +303,7 @@ def main(argv: list[str] | None = None) -> int:
         path.write_text(text, encoding="utf-8")
     for name in ("published", "confounds"):
         save(partial(FIGURES[name].draw, evidence()), PAGE.parent, name, ["png"])
-    plan, _, study_runs = boundaries()
+    plan, _, study_runs = kept_study("boundaries")
     save(partial(curves_of(plan).draw, study_runs), PAGE.parent, "boundaries", ["png"])
     save(partial(final_statistics, arms_with_statistics(evidence())), PAGE.parent, "final-statistics", ["png"])
     return 0

@@ -48,7 +48,7 @@ def test_records_are_sealed_and_of_one_kind():
     counted = {record["run"] for record in evidence.finished(evidence.evidence())}
     for plan in CONFIRM.values():
         counted |= set(tabulate(plan, evidence.evidence()).records)
-    for name in ("permuted_mnist", "boundaries"):
+    for name in ("permuted_mnist", "boundaries", "survey_er"):
         study = read_study(evidence.ROOT / "scripts" / "studies" / f"{name}.toml")
         selection = Selection("fixed", Runs(study.preset(), evidence.EMPTY_DIR), study.seeds)
         counted |= set(tabulate(study.plans()[name], selection).records)

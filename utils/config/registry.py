@@ -80,7 +80,8 @@ class Registry:
             options: The options that the part owns.
             rules: Defaults that it sets for options, its own or others'.
             traits: Further properties, which depend on the registry: `backbone` of data sets; `shared`, `joint_replay`,
-                `needs_past_tasks` and `needs_boundaries` of norms; `numerics_version` of all.
+                `needs_past_tasks` and `needs_boundaries` of norms; `smaller_is_better` of metrics; `numerics_version`
+                of parts that change numbers.
 
         Example:
             >>> FACTOR = Option("factor", number(0), "The constant.", default=2.0)
@@ -177,7 +178,7 @@ BACKBONES = Registry("backbone", "backbone", base=("backbone.network.Network", "
 # needs_boundaries: whether it must know the tasks of samples.
 NORMS = Registry("norm", "backbone.norms", traits=("shared", "joint_replay", "needs_past_tasks", "needs_boundaries"))
 BUFFERS = Registry("buffer", "utils.data", base=("utils.data.buffer.Policy", "stores_losses"))
-METRICS = Registry("metric", "utils.run.metrics", change_numbers=False)
+METRICS = Registry("metric", "utils.run.metrics", traits=("smaller_is_better",), change_numbers=False)
 OBSERVERS = Registry(
     "observer", "utils.run.probes", base=("utils.run.observers.Observer", "needs_hooks"), change_numbers=False
 )

@@ -18,7 +18,7 @@ from utils.run.records import BadRecord, read_record
 from utils.studies.claims import CLAIMS
 from utils.studies.compare import Paired
 from utils.studies.confirm import CONFIRMATORY_SEEDS
-from utils.studies.plans import PLANS, SMALLER_IS_BETTER, Plan
+from utils.studies.plans import PLANS, Plan
 from utils.studies.results import Table, tabulate
 from utils.studies.selection import Selection
 from utils.studies.study import STUDIES
@@ -78,7 +78,7 @@ def forest_of(plan: Plan) -> Figure:
         panels: dict[str, dict[str, Paired]] = {}
         lower_is_better = set()
         for ((_, row), column), result in tabulate(plan, selection).results.items():
-            is_lower_better = result.cell.metric[-1] in SMALLER_IS_BETTER
+            is_lower_better = result.cell.smaller_is_better
             title = "\n".join([*column, *["lower is better"] * is_lower_better])
             panels.setdefault(title, {})[row] = result.paired
             if is_lower_better:

@@ -92,13 +92,13 @@ def cumulative_average_accuracy(run: Measured) -> float:
     return mean(run.final) if run.is_joint else mean([mean(row[: i + 1]) for i, row in enumerate(run.matrix)])
 
 
-@METRICS.register("forgetting", help="forgetting")
+@METRICS.register("forgetting", help="forgetting", smaller_is_better=True)
 def forgetting(run: Measured) -> float | None:
     best = [max(row[j] for row in run.matrix[j:-1]) for j in range(len(run.matrix) - 1)]
     return None if run.is_joint else mean([best[j] - run.final[j] for j in range(len(best))])
 
 
-@METRICS.register("forgetting_as_published", help="forgetting, as in the paper's table")
+@METRICS.register("forgetting_as_published", help="forgetting, as in the paper's table", smaller_is_better=True)
 def forgetting_as_published(run: Measured) -> float | None:
     """The paper's table also counts the last row, and the accuracy just before task j if that was measured."""
     best = [max(row[j] for row in run.matrix if j < len(row)) for j in range(len(run.matrix) - 1)]

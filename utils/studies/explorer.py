@@ -25,7 +25,7 @@ from utils.files import reject_links
 from utils.packages import import_or_usage_error
 from utils.run.records import add_missing_metrics, plain, provenance_text
 from utils.studies.compare import Paired
-from utils.studies.plans import METHODS, SMALLER_IS_BETTER, title_of
+from utils.studies.plans import METHODS, title_of
 from utils.studies.render import TEMPLATES, Report, details, environment, frame_of, is_notable, mean_text, sign_of
 from utils.studies.results import NOTABLE, Result, Table
 from utils.studies.runs import Run
@@ -123,7 +123,7 @@ def difference_chart(table: Table) -> Chart | None:
         return None
     columns: dict[str, dict[str, Paired]] = {}
     for ((_, row), column), result in table.results.items():
-        direction = ["lower is better"] * (result.cell.metric[-1] in SMALLER_IS_BETTER)
+        direction = ["lower is better"] * (result.cell.smaller_is_better)
         columns.setdefault(", ".join([*column, *direction]), {})[row] = result.paired
     return forest_chart(columns) if len(columns) <= MOST_COLUMNS else None
 

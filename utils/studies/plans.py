@@ -12,12 +12,11 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from utils.config.registry import MODELS
+from utils.config.registry import METRICS, MODELS
 from utils.studies.presets import Preset
 
 NORMS = {"bn": "BN", "ln": "LN", "in": "IN", "gn": "GN", "cn": "CN", "adab2n": "AdaB²N"}
 METHODS = {"er_ace": "ER-ACE", "derpp": "DER++", "er_ace_lider": "LiDER"}
-SMALLER_IS_BETTER = ("forgetting", "forgetting_as_published", "seconds")  # of a record's numbers
 TASK_IL, CLASS_IL, DOMAIN_IL = "task_il", "class_il", "domain_il"
 SETTINGS = {TASK_IL: "Task-IL", CLASS_IL: "Class-IL"}
 ONLINE = ("er_ace", "derpp")  # the methods of the online tables
@@ -73,6 +72,11 @@ class Cell:
     @property
     def comparison(self) -> Comparison:
         return Comparison(((1, self.experiment), *([(-1, self.baseline)] if self.baseline else [])), self.metric)
+
+    @property
+    def smaller_is_better(self) -> bool:
+        entry = METRICS.entries().get(self.metric[-1])
+        return self.metric[-1] == "seconds" or bool(entry and entry.traits.get("smaller_is_better"))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from utils.run.records import mixed_conditions
 from utils.studies import plans
 from utils.studies.compare import Paired, dropped_seeds, records_by_seed, values_by_seed
 from utils.studies.confirm import PAPER_WIDTH
-from utils.studies.plans import NORMS, PLANS, SMALLER_IS_BETTER, Cell, Comparison, Experiment, Plan, in_paper
+from utils.studies.plans import NORMS, PLANS, Cell, Comparison, Experiment, Plan, in_paper
 from utils.studies.presets import PAPER, Preset
 from utils.studies.runs import Runs
 from utils.studies.selection import Selection
@@ -159,7 +159,7 @@ class Table:
                   if (other.cell.group, other.cell.column) == place and other.mean is not None]  # fmt: skip
         if result.mean is None or len(rivals) < 2:
             return False
-        sign = -1 if result.cell.metric[-1] in SMALLER_IS_BETTER else 1
+        sign = -1 if result.cell.smaller_is_better else 1
         is_loss = result.cell.baseline is not None and sign * result.mean <= 0
         return not is_loss and sign * result.mean == max(sign * rival for rival in rivals)
 

@@ -268,7 +268,8 @@ def switches() -> list[list[str]]:
     switched = [(name, *values) for name, values in defaults.items()]
     for entry in (entry for registry in SELECTORS.values() for entry in registry.entries().values()):
         for rule in entry.rules:
-            where = "with " + ", ".join(f"--{name} {wanted}" for name, wanted in rule.when.items())
+            wanted = {name: values if isinstance(values, tuple) else (values,) for name, values in rule.when.items()}
+            where = "with " + ", ".join(f"--{name} {' or '.join(map(str, values))}" for name, values in wanted.items())
             switched += [(name, entry.name, value, where) for name, value in rule.values.items()]
     return [
         [f"--{name}", str(value.official), str(value.paper), owner, text]

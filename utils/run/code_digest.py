@@ -44,8 +44,9 @@ def code_digests(config: Config) -> dict[str, str]:
 
 
 def changed_files(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Return the files of `before` that differ or are gone; new ones do not count."""
-    return [name for name in sorted(before) if before[name] != now.get(name)]
+    """Return the files of `before` that differ or are not loaded now; new ones do not count."""
+    changed = [name for name in sorted(before) if before[name] != now.get(name)]
+    return [name if name in now else f"{name} (not loaded now)" for name in changed]
 
 
 def shortened(names: list[str], most: int = 4) -> str:

@@ -48,7 +48,7 @@ def test_every_registered_part_counts_in_its_own_run():
 def test_changed_and_removed_files_are_changes_and_new_ones_are_not():
     before = {"a.py": "1", "b.py": "1", "c.py": "1"}
     assert changed_files(before, before) == []
-    assert changed_files(before, {"a.py": "1", "b.py": "2", "d.py": "1"}) == ["b.py", "c.py"]
+    assert changed_files(before, {"a.py": "1", "b.py": "2", "d.py": "1"}) == ["b.py", "c.py (not loaded now)"]
     assert shortened(["a", "b", "c", "d"]) == "a, b, c, d"
     assert shortened(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
 

@@ -103,16 +103,17 @@ def render(template: str, selection: Selection, **values: Any) -> str:
     return env.get_template(template).render(records=finished(selection), **values).rstrip("\n") + "\n"
 
 
-def readme_part(selection: Selection) -> str:
-    """Return README's section."""
+def readme_parts(selection: Selection) -> list[str]:
+    """Return README's summary and its section."""
     verdicts = {verdict.id: verdict for verdict, _ in judge_all(selection)}
     required, _ = required_runs([*CONFIRM.values()], selection)
     families = {name: Counter(verdict.conclusion for verdict in verdicts.values() if verdict.claim.is_ours == is_ours)
                 for name, is_ours in (("paper", False), ("ours", True))}  # fmt: skip
-    return render(
+    section = render(
         "evidence_readme.md.j2", selection, verdicts=verdicts, families=families, required=len(required),
         done=sum(selection.runs.record(run) is not None for run in required.values()),
     )  # fmt: skip
+    return [render("evidence_summary.md.j2", selection, verdicts=verdicts), section]
 
 
 def page(selection: Selection) -> str:
@@ -282,17 +283,18 @@ def boundaries_part() -> str:
     return "\n".join([f"{textwrap.fill(' '.join(text.split()), 120)}\n", *texts])
 
 
-def with_part(path: Path, part: str) -> str:
-    """Return a file's text with another marked part."""
-    before, rest = path.read_text(encoding="utf-8").split(BEGIN)
-    return f"{before}{BEGIN}\n{part}\n{END}{rest.split(END)[1]}"
+def with_parts(path: Path, *parts: str) -> str:
+    """Return a file's text with other marked parts."""
+    before, *pieces = path.read_text(encoding="utf-8").split(BEGIN)
+    rest = (piece.split(END)[1] for piece in pieces)
+    return before + "".join(f"{BEGIN}\n{part}\n{END}{text}" for part, text in zip(parts, rest, strict=True))
 
 
 def expected_files() -> dict[Path, str]:
     """Return the files as the records have them."""
     selection = evidence()
-    return {README: with_part(README, readme_part(selection)), RUNS: with_part(RUNS, common_commands(selection)),
-            PAGE: page(selection), BOUNDARIES: with_part(BOUNDARIES, boundaries_part()),
+    return {README: with_parts(README, *readme_parts(selection)), RUNS: with_parts(RUNS, common_commands(selection)),
+            PAGE: page(selection), BOUNDARIES: with_parts(BOUNDARIES, boundaries_part()),
             STATISTICS: render("statistics_page.md.j2", selection, **page_values(selection))}  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from tests.readme import ADDED, GUIDE, ROOT, commands, examples
 from utils.config.registry import MODELS, NORMS
 
 EXAMPLES = ["--norm rms", "--model lwf", "--dataset seq-stripes", "--dataset rot-digits", "--backbone convnet"]
-EXAMPLES += ["--buffer_mode hard_samples", "--dataset seq-digits --eval_every 20", "--probe grad_norm"]
+EXAMPLES += ["--buffer_mode hard_samples", "--model er_ace --norm adab2n", "--probe grad_norm"]
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from utils.config.resolve import SELECTORS, active_options, new_names, resolve, 
 from utils.errors import UsageError
 from utils.files import reject_links
 from utils.packages import import_or_usage_error
+from utils.run.observers import read_log
 from utils.run.records import add_missing_metrics, plain, provenance_text
 from utils.studies.compare import Paired
 from utils.studies.plans import METHODS, title_of
@@ -208,7 +209,7 @@ def run_context(record: dict[str, Any], run_folder: Path, pages: Path) -> dict[s
     """Return what the page of a run shows. `pages` is the folder of the page."""
     config, results, path = record["config"], record["results"], run_folder / "record.json"
     differences, command = configuration(config, path)
-    events = read_log(run_folder / "metrics.jsonl")
+    events = read_log(run_folder) if (run_folder / "metrics.jsonl").exists() else []  # kept records have none
     by_setting = [result["metrics"] for result in results.values()]
     metrics = [(label, [values.get(name) for values in by_setting])
                for name, label in metric_titles().items() if any(name in values for values in by_setting)]  # fmt: skip
@@ -251,16 +252,6 @@ def configuration(config: dict[str, Any], path: Path) -> tuple[dict[str, Any] | 
 
 def command_line(options: dict[str, Any]) -> str:
     return shlex.join(["python", "main.py", *Run("", options, Path(), 0).command()])
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """Return the events in a run's log; none if it has no log of its own, as records kept with the code."""
-    if not path.is_file() or path.is_symlink():
-        return []
-    try:
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    except ValueError as error:
-        raise UsageError(f"{path} is damaged ({error}); remove it, and the page will have no loss curve") from None
 
 
 def matrix_chart(matrix: list[list[float | None]]) -> Chart:

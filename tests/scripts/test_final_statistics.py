@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from itertools import product, takewhile
 from statistics import fmean, stdev
 
@@ -16,12 +17,24 @@ from tests.scripts.records import finish, result_of
 from utils.figures.style import LIGHT, drawn_in
 from utils.figures.tabled import final_statistics
 from utils.run.training import steps_per_task
+from utils.studies.claims import CLAIMS
 from utils.studies.compare import Paired, averaged
-from utils.studies.final_statistics import arms_with_statistics, cost, last_task_weight, page_values, reading, text_of
+from utils.studies.confirm import CONFIRMATORY_SEEDS
+from utils.studies.final_statistics import (
+    arms_with_statistics,
+    cost,
+    gains_over_cells,
+    last_task_weight,
+    page_values,
+    pairs_with,
+    reading,
+    text_of,
+)
 from utils.studies.plans import JOINT, SEPARATE, WEIGHTS_ALONE, Experiment
 from utils.studies.presets import NARROW
 from utils.studies.runs import MEASURED, Runs
 from utils.studies.selection import Selection
+from utils.studies.verdicts import judge
 from utils.theory import effective_weights, ema, kappa_momentum
 
 
@@ -94,6 +107,15 @@ def test_arms_have_every_network_of_the_records():
     assert len(arms) == len(expected) > 30
     for numbers in expected:
         assert any(arm == pytest.approx(numbers) for arm in arms), numbers
+
+
+@pytest.mark.parametrize("setting", ["class", "task"])
+def test_gains_with_running_statistics_are_those_of_the_verdicts(setting):
+    selection = evidence.evidence()
+    verdict = judge(CLAIMS[f"adab2n-bn-{setting}"], replace(selection, seeds=CONFIRMATORY_SEEDS))
+    pairs = pairs_with(arms_with_statistics(selection), "BN, separate")
+    gains = gains_over_cells({"BN": [pair for pair in pairs if pair[0].cell in verdict.values]})
+    assert gains[f"{setting}_il"]["BN"][0].estimate == pytest.approx(verdict.difference.estimate)
 
 
 @pytest.mark.parametrize(("values", "text", "word"), [

@@ -6,8 +6,9 @@ two norms by seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from statistics import fmean
 from typing import Any
@@ -50,6 +51,10 @@ class Arm:
     @property
     def settings(self) -> list[str]:
         return list(next(iter(self.records.values()))["results"])
+
+    @property
+    def dataset(self) -> str:
+        return next(iter(self.records.values()))["config"]["dataset"]
 
     @property
     def last_task_weight(self) -> float:
@@ -184,8 +189,10 @@ def gains_over_cells(pairs: dict[str, list[Pair]]) -> dict[str, dict[str, list[P
     """Return the means over cells of `gains`, by setting and baseline."""
     means: dict[str, dict[str, list[Paired]]] = {}
     for setting, (baseline, of_baseline) in product(TITLES, pairs.items()):
-        if cells := [gains(pair, setting) for pair in of_baseline if setting in pair[0].settings]:
-            means.setdefault(setting, {})[baseline] = [averaged(values) for values in zip(*cells, strict=True)]
+        members = [pair for pair in of_baseline if setting in pair[0].settings]
+        columns = zip(*(gains(pair, setting) for pair in members), strict=True)
+        if over_cells := [averaged(values, [ours.dataset for ours, _ in members]) for values in columns]:
+            means.setdefault(setting, {})[baseline] = over_cells
     return means
 
 
@@ -207,9 +214,13 @@ class Group:
     settings: tuple[str, ...]
     arms: list[Arm]
 
+    def mean(self, value: Callable[[Arm], Values]) -> Paired:
+        """Return the mean over arms."""
+        return averaged([value(arm) for arm in self.arms], [arm.dataset for arm in self.arms])
+
     def change(self, setting: str, kind: str, tasks: slice = ALL) -> Paired:
         """Return the accuracy with a kind of statistics minus that with those of all training images."""
-        return averaged([arm.change(setting, kind, "train", tasks) for arm in self.arms])
+        return self.mean(lambda arm: arm.change(setting, kind, "train", tasks))
 
 
 def groups_by_forward(arms: Sequence[Arm]) -> list[Group]:
@@ -217,6 +228,11 @@ def groups_by_forward(arms: Sequence[Arm]) -> list[Group]:
     for arm in arms:
         groups.setdefault((joined(arm.method, arm.forward), tuple(arm.settings)), []).append(arm)
     return [Group(*key, members) for key, members in groups.items()]
+
+
+def bias(kind: str, arm: Arm) -> Values:
+    """Return the Class-IL accuracy on the last task minus that on earlier ones, with a kind of statistics."""
+    return minus(*(arm.accuracy(CLASS_IL, kind, tasks) for tasks in (LAST, EARLIER)))
 
 
 def recency_sentences(groups: Sequence[Group]) -> Iterator[str]:
@@ -231,11 +247,12 @@ def recency_sentences(groups: Sequence[Group]) -> Iterator[str]:
                    f"{text_of(last)}, {reading(last)}; {tally(by_group_last)}")  # fmt: skip
     biases, contrasts = [], []
     for group in (group for group in groups if CLASS_IL in group.settings):
-        *others, last = (averaged([minus(*(arm.accuracy(CLASS_IL, kind, tasks) for tasks in (LAST, EARLIER)))
-                                   for arm in group.arms]) for kind in ("train", "running", "last_task"))  # fmt: skip
+        *others, last = (group.mean(partial(bias, kind)) for kind in ("train", "running", "last_task"))
         biases.append(f"{group.title}: {', '.join([*(text_of(each, last.n) for each in others), text_of(last)])}")
-        changes = ([arm.change(setting, "last_task", "train") for arm in group.arms] for setting in (CLASS_IL, TASK_IL))
-        contrasts.append(f"{group.title}: {text_of(averaged(list(map(minus, *changes))))}")
+        contrast = group.mean(
+            lambda arm: minus(*(arm.change(setting, "last_task", "train") for setting in (CLASS_IL, TASK_IL)))
+        )
+        contrasts.append(f"{group.title}: {text_of(contrast)}")
     if biases:
         yield ("Bias towards recent classes: Class-IL accuracy on the last task minus that on earlier ones, with "
                f"training, running and the last task's statistics. {'; '.join(biases)}")  # fmt: skip

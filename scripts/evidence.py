@@ -95,7 +95,7 @@ def render(template: str, selection: Selection, **values: Any) -> str:
     filters: dict[str, Any] = {
         "fill": lambda text: textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False),
         "hours": lambda records: f"{sum(record['wall_seconds'] for record in records) / 3600:.1f}",
-        "text": markdown_text, "threads": threads, "difference": difference,
+        "text": markdown_text, "threads": threads, "difference": difference, "number": number,
         "numbers": lambda paired: paired.text(1), "spread": lambda paired: mean_and_deviation([*paired.differences]),
         "paper_text": paper_text,
     }  # fmt: skip
@@ -132,7 +132,7 @@ def page(selection: Selection) -> str:
                   for title, is_ours in (("The paper's statements", False), ("Our questions", True))},
         missing=[verdict for verdict, other in pairs if not verdict.values and not other.values],
         cells=cell_table([by_id[id][0] for ids in COMPARISONS.values() for id in ids if by_id[id][0].values]),
-        survey=survey_values(),
+        survey=survey_values(), mnist={row: result for ((_, row), _), result in tables[0].results.items() if result.n},
         tables=[(table, text) for table in tables if (text := finished_part(table))],
         failures=[record for record in records if record and record["status"] != "finished"],
     )  # fmt: skip

@@ -32,6 +32,11 @@ class Config(SimpleNamespace):
         """Return the values of the options of a part, such as the norm, by their own names."""
         return option_values(part, vars(self))
 
+    @property
+    def probe_options(self) -> dict[str, dict[str, Any]]:
+        """The options of every observer of `--probe`."""
+        return {name: self.options_of(f"probe_{name}") for name in self.probe}
+
     def seen_by(self, part: str) -> Config:
         """Return the configuration in which the options of a part have their own names."""
         return Config(**vars(self) | self.options_of(part))

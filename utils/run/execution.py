@@ -118,8 +118,8 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
 
 def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFolder) -> list[Observer]:
     observers: list[Observer] = [JsonLines(folder.log_path)]
-    for name in config.probe:
-        observers.append(OBSERVERS.get(name).build(method, **config.options_of(f"probe_{name}")))
+    for name, options in config.probe_options.items():
+        observers.append(OBSERVERS.get(name).build(method, **options))
         observers[-1].name = name
     if not config.non_verbose:
         observers.append(Progress(n_tasks, bar=sys.stderr.isatty() or in_notebook()))

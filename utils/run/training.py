@@ -228,6 +228,7 @@ class Training:
             "n_predicted": self.n_predicted,
             "skipped_batches": method.runner.skipped_batches,
             "observers": {observer.key: observer.state_dict() for observer in self.observers},
+            "probes": self.config.probe_options,
             "training_seconds": self._training_seconds(),
             "wall_seconds": time.monotonic() - self.started,
             **{name: getattr(self, name) for name in PLAIN_STATE},

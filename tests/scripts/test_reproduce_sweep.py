@@ -10,11 +10,13 @@ import subprocess
 import threading
 from contextlib import ExitStack
 from io import StringIO
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from scripts.reproduce import main as reproduce
+from tests.datasets.image_trees import pixels, save
 from tests.scripts.records import finish
 from tests.scripts.sweeps import TINY, Lines, local_sweep, results_of, run_table8, tiny_runs, wait_for
 from utils.errors import UsageError
@@ -40,6 +42,16 @@ def test_all_runs_are_run_once(tmp_path):
     assert len(local_sweep(runs, wanted, workers=2, display=display).done) == 4
     assert display.lines == []
     assert [(run.folder / "record.json").stat().st_mtime_ns for run in wanted] == times
+
+
+def test_runs_of_a_sweep_may_decode_images_in_processes_of_their_own(tmp_path):
+    runs, _ = tiny_runs(tmp_path)
+    for domain, label, k in product(("art", "photo"), ("dog", "elk"), range(5)):
+        save(tmp_path / "data" / domain / label / f"{k}.png", pixels((len(domain), len(label), k), 32))
+    files = {"dataset": "dom-folder", "base_path": str(tmp_path / "data"), "image_size": 28, "num_workers": 2}
+    flags = TINY | files | {"results_path": str(tmp_path), "batch_size": 4, "buffer_size": 10}
+    run = runs.run_with({"model": "er", **flags})
+    assert local_sweep(runs, [run]).done == [run.name], run.log.read_text()
 
 
 def test_failed_run_is_tried_again_and_reported_and_bad_usage_is_not(tmp_path):

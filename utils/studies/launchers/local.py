@@ -67,7 +67,7 @@ class LocalEngine:
         run.folder.mkdir(parents=True, exist_ok=True)
         reject_links(run.folder, *run.folder.glob("*"))
         arguments = (run.command(), str(run.log), self.free[0], self._alive)
-        process = self.context.Process(target=_train, args=arguments, daemon=True)
+        process = self.context.Process(target=_train, args=arguments)
         process.start()
         self.running[run.name] = process, self.free.pop(0)
 

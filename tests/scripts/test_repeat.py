@@ -12,12 +12,13 @@ from tests.outcomes import change_record
 from utils.studies.repeat import choose, comparison_line
 
 TINY = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4"]
+OUTCOMES = ["--final_statistics", "--late_evaluations", "2"]  # which are no part of a run's name
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
     """The folder of a finished run."""
-    return runner(tmp_path_factory.mktemp("original"))(*TINY, "--debug_mode").folder
+    return runner(tmp_path_factory.mktemp("original"))(*TINY, "--debug_mode", *OUTCOMES).folder
 
 
 @pytest.fixture

@@ -36,8 +36,9 @@ def repeat(arguments: Namespace) -> int:
         parse(["--config", str(path), *plugins])  # a plug-in that is missing is reported before anything is trained
         options: dict[str, Any] = {"config": path, "results_path": folder}
         options |= {"plugins": arguments.plugins} if arguments.plugins else {}
-        # Options that change rounding, but not the name of a run.
+        # Options that change rounding or what is measured, but not the name of a run.
         chosen = {option: conditions[name].get(option) for option in ("num_threads", "deterministic", "compile")}
+        chosen |= {option: records[name]["config"].get(option) for option in ("final_statistics", "late_evaluations")}
         options |= {option: value for option, value in chosen.items() if value}
         if arguments.base_path and "base_path" in records[name]["config"]:
             options["base_path"] = arguments.base_path

@@ -126,9 +126,9 @@ class RunFolder:
                 if self.finished_record() is not None:
                     self.record_path.replace(self.path / "record.old.json")
             state = self.checkpoints.load(accept_changed_code=config.accept_changed_code)
-            changed_probes = {name: options for name, options in config.probe_options.items()
-                     if state and state.get("probes", {}).get(name) != options}  # fmt: skip
-            if state and (changed_probes or config.late_evaluations > state["late_evaluations"]):
+            probes = state.get("probes", {}) if state else {}  # older checkpoints have none
+            is_changed = any(probes.get(name) != options for name, options in config.probe_options.items())
+            if state and (is_changed or config.late_evaluations > state["late_evaluations"]):
                 log.info("starts over: its checkpoint lacks what --probe or --late_evaluations asks for")
                 self.checkpoints.remove()
                 state = None

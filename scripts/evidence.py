@@ -232,7 +232,7 @@ def common_commands(selection: Selection) -> str:
         command = " ".join(f"--{name} {value}" for name, value in flags.items())
         span = " to ".join(map(str, minutes[:: max(len(minutes) - 1, 1)]))
         lines.append((f"`{command}`", span, ", ".join(accuracies), str(len(of_seeds))))
-    title = f"Minutes on a shared machine with {threads(records)}, and final average accuracy, mean ± std over seeds:"
+    title = f"Minutes on a shared machine with {threads(records)}, and final average accuracy, mean ± std over seeds 0 to 2:"
     return f"{title}\n\n{markdown_table(['`python main.py` with', 'minutes', 'accuracy, %', 'seeds'], lines)}"
 
 

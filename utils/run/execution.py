@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -90,30 +91,46 @@ def execute(training: Training, folder: RunFolder) -> dict[str, Any]:
     if not config.non_verbose:
         lines = f"run {folder.name}\nfolder {folder.path}\n{describe_device(device, config)}"
         print(lines, file=sys.stderr, flush=True)
-    status = "failed"
     try:
-        outcome = training.run(state) | _write_outcomes(training, folder)
-        status = "finished"
+        status, outcome = "finished", training.run(state) | _write_outcomes(training, folder)
     except (UsageError, Interrupted):
-        for observer in training.observers:
-            observer.on_stop()
+        if failed := end_observers(training.observers, "on_stop"):
+            log.warning(failed["reason"])
         raise
-    except (RunFailed, OSError) as error:
-        advice = "; make room or repair, and give the same command again to go on"
-        outcome = {"reason": f"{error}{advice if isinstance(error, OSError) else ''}"}
     except (Exception, SystemExit) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        if is_out_of_memory(error):
-            advice = "free memory and give the same command again to go on, or make the batch or network smaller"
-            outcome = {"reason": f"out of memory ({reason[:200]}); {advice}"}
-        elif "without overflow" in reason:  # torch's words for a number beyond the range of its type
-            outcome = {"reason": f"{reason}; a number such as --lr is too large, make it smaller"}
-        else:
-            outcome = {"reason": reason, "traceback": traceback.format_exc()}
+        status, outcome = "failed", failure(error)
     record = folder.write_record(status, outcome | {"conditions": training.conditions}, training.stream.spec)
-    for observer in training.observers:
-        observer.on_end(record)
+    if failed := end_observers(training.observers, "on_end", record):  # the file stays as it is
+        reason = "; ".join(filter(None, [record.get("reason"), failed["reason"]]))
+        return record | failed | {"status": "failed", "reason": reason}
     return record
+
+
+def end_observers(observers: Sequence[Observer], hook: str, *arguments: Any) -> dict[str, Any]:
+    """Call the last hook of every observer; return why one failed, or nothing."""
+    failed: dict[str, Any] = {}
+    for observer in observers:
+        try:
+            getattr(observer, hook)(*arguments)
+        except (Exception, SystemExit) as error:
+            failed = failure(error)
+            failed["reason"] = f"{hook} of observer {observer.key} failed: {failed['reason']}"
+    return failed
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """Return why a run failed: the reason in one line, and the traceback of an error that nobody expected."""
+    if isinstance(error, RunFailed):
+        return {"reason": str(error)}
+    if isinstance(error, OSError):
+        return {"reason": f"{error}; make room or repair, and give the same command again to go on"}
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    if is_out_of_memory(error):
+        advice = "free memory and give the same command again to go on, or make the batch or network smaller"
+        return {"reason": f"out of memory ({reason[:200]}); {advice}"}
+    if "without overflow" in reason:  # torch's words for a number beyond the range of its type
+        return {"reason": f"{reason}; a number such as --lr is too large, make it smaller"}
+    return {"reason": reason, "traceback": traceback.format_exc()}
 
 
 def build_observers(config: Config, method: Method, n_tasks: int, folder: RunFolder) -> list[Observer]:

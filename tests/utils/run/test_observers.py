@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import call, goes_on, runner
-from stopped_runs import observers_added
+from stopped_runs import observers_added, stopped
 
 import utils.run.observers
 from tests.models.cut_off import Killed, Steps
 from utils.errors import UsageError
-from utils.run.observers import Progress, TensorBoardRun
+from utils.run.observers import Observer, Progress, TensorBoardRun
 from utils.step import Step, StepIndex
 
 RUN = ["--model", "er", "--dataset", "seq-digits", "--backbone", "mlp", "--debug_mode", "--num_threads", "1"]
@@ -142,3 +142,23 @@ def test_where_tensorboard_is_missing_one_line_says_so(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(UsageError, match=r"^--tensorboard needs .*pip install tensorboard"):
         TensorBoardRun(tmp_path)
+
+
+@pytest.mark.parametrize("hook", ["on_step", "on_end"])
+def test_an_observer_that_raises_ends_the_command_with_its_traceback_and_loses_no_finished_run(run_main, hook):
+    broken = Observer()
+    setattr(broken, hook, lambda *_: {}["missing"])
+    with observers_added(broken):
+        ended = run_main(*RUN)
+    assert (ended.code, ended.stdout) == (1, f"record: {ended.folder / 'record.json'}\n")
+    assert ended.stderr.startswith("Traceback ")
+    assert "KeyError" in ended.stderr.splitlines()[-1]
+    assert ended.record["status"] == ("finished" if hook == "on_end" else "failed")
+    assert run_main(*RUN).code == 0
+
+
+def test_an_observer_that_raises_when_a_run_is_stopped_is_one_more_line(results):
+    broken = Observer()
+    broken.on_stop = lambda: {}["missing"]
+    with observers_added(broken):
+        stopped(results, *RUN, at=6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 from statistics import median
@@ -19,49 +18,38 @@ SIMILAR = ("dataset", "backbone", "num_filters", "model", "batch_size", "debug_m
 UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True)
-class Speed:
-    """The speed of a recorded run."""
-
-    seconds_per_step: float
-    is_kept: bool
-    conditions: str
-
-
 class RecordedSpeeds:
-    """Speeds of finished runs.
-
-    Args:
-        records: Pairs of a record and whether it is kept with the code.
-    """
+    """Finished runs, as pairs of a record and whether it is kept with the code, by what their speed depends on."""
 
     def __init__(self, records: Iterable[tuple[dict[str, Any], bool]]):
-        self._speeds: dict[tuple[Any, ...], list[Speed]] = {}
+        self._records: dict[tuple[Any, ...], list[tuple[dict[str, Any], bool]]] = {}
         for record, is_kept in records:
-            last = record["conditions"][-1]
-            count = last.get("num_threads", UNKNOWN)
-            conditions = f"{last.get('device', UNKNOWN)} with {count} thread{'' if count == 1 else 's'}"
-            speed = Speed(record["wall_seconds"] / max(record["steps"], 1), is_kept, conditions)
-            self._speeds.setdefault(_key(record["config"]), []).append(speed)
+            self._records.setdefault(_key(record["config"]), []).append((record, is_kept))
 
     def expected_seconds(self, options: Mapping[str, Any], steps: int) -> float | None:
         """Return the time of a run by the median speed of similar ones; None if there are none."""
-        similar = self._speeds.get(_key(options))
-        return steps * median(speed.seconds_per_step for speed in similar) if similar else None
+        similar = self._records.get(_key(options), ())
+        speeds = [record["wall_seconds"] / max(record["steps"], 1) for record, _ in similar]
+        return steps * median(speeds) if speeds else None
 
     def source(self, runs: Iterable[Mapping[str, Any]]) -> str:
         """Return which recorded runs the times of runs with these options are taken from."""
-        speeds = [speed for key in {_key(options) for options in runs} for speed in self._speeds.get(key, ())]
-        if not speeds:
+        similar = [pair for key in {_key(options) for options in runs} for pair in self._records.get(key, ())]
+        if not similar:
             return "no similar run is recorded"
-        kept = sum(speed.is_kept for speed in speeds)
-        of_them = f", {'' if kept == len(speeds) else f'{kept} of them '}kept in results/measured" if kept else ""
-        where = " or ".join(sorted({speed.conditions for speed in speeds}))
-        return f"by {len(speeds)} recorded run{'s' if len(speeds) > 1 else ''}{of_them}, on {where}"
+        kept = sum(is_kept for _, is_kept in similar)
+        of_them = f", {'' if kept == len(similar) else f'{kept} of them '}kept in results/measured" if kept else ""
+        where = " or ".join(sorted({_where(record["conditions"][-1]) for record, _ in similar}))
+        return f"by {len(similar)} recorded run{'s' if len(similar) > 1 else ''}{of_them}, on {where}"
 
 
 def _key(options: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(options.get(name) for name in SIMILAR)
+
+
+def _where(conditions: Mapping[str, Any]) -> str:
+    count = conditions.get("num_threads", UNKNOWN)
+    return f"{conditions.get('device', UNKNOWN)} with {count} thread{'' if count == 1 else 's'}"
 
 
 def expected_time(config: Config, steps: int, measured: Path = MEASURED) -> str:

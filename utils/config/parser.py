@@ -84,21 +84,11 @@ def _parse_words(parser: Parser, argv: Iterable[str]) -> dict[str, Any]:
         if word.startswith("--"):
             name = word.partition("=")[0]
             raise UsageError(f"unknown flag {name}{close_matches(name, parser._option_string_actions)} See --help")
-        raise _unexpected_value(parser, words, word)
+        actions = [parser._option_string_actions.get(before) for before, after in pairwise(words) if after == word]
+        if without_value := [action.option_strings[-1] for action in actions if action and action.nargs == 0]:
+            raise UsageError(f"{without_value[0]} takes no value (got {word!r}); give it alone, or leave it out")
+        raise UsageError(f"unexpected argument {word!r}; flags start with --, lists have commas, see --help")
     return vars(explicit)
-
-
-def _unexpected_value(parser: Parser, words: list[str], value: str) -> UsageError:
-    """Return the error of a word that no flag takes."""
-    previous = ""
-    for before, word in pairwise(["", *words]):
-        action = parser._option_string_actions.get(before)
-        if word == value and (action is None or action.nargs == 0):
-            if action is not None:
-                return UsageError(f"{before} takes no value (got {value!r}); give it alone, or leave it out")
-            previous = f" after {before!r}" if before else ""
-            break
-    return UsageError(f"unexpected argument {value!r}{previous}; flags start with --, lists have commas, see --help")
 
 
 # --- configuration files ----------------------------------------------------------------------------------------------
@@ -109,7 +99,7 @@ def _read(path: str) -> tuple[dict[str, Any], bool]:
     is_json = path.endswith(".json")
     try:
         text = Path(path).read_text(encoding="utf-8")
-        content = json.loads(text, object_pairs_hook=_unique_keys) if is_json else tomllib.loads(text)
+        content = json.loads(text) if is_json else tomllib.loads(text)
     except (OSError, ValueError) as error:
         kind = "JSON" if is_json else "TOML"
         raise UsageError(f"--config: cannot read {path} as {kind}: {getattr(error, 'strerror', error)}") from None
@@ -118,13 +108,6 @@ def _read(path: str) -> tuple[dict[str, Any], bool]:
     if not isinstance(content, dict):
         raise UsageError(f"--config {path} has no options; give a TOML file, or a run's record.json or config.json")
     return content, is_json
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if len({*keys}) < len(keys):
-        raise ValueError(f"key {max(keys, key=keys.count)!r} is there more than once; remove all but one")
-    return dict(pairs)
 
 
 def _as_words(values: dict[str, Any], options: dict[str, Option]) -> Iterator[str]:

@@ -121,7 +121,6 @@ def test_mistakes_in_a_file_are_reported_with_its_name(file, text, keyword):
         ("a.toml", b"notes = '\xff'", "TOML"),
         ("a.json", b"{", "JSON"),
         ("a.json", b'{"config": 3}', "no options"),
-        ("a.json", b'{"lr": 1, "lr": 2}', "'lr'"),
         ("a.toml", b"lr = 1\nlr = 2", "TOML"),
         ("none.toml", None, "No such file"),
     ],

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -174,12 +174,8 @@ def read_log(folder: Path) -> list[Event]:
     return events
 
 
-class TimeLimit(Exception):
-    """A call that has not returned in time."""
-
-
 def call_within_limit(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    """Call a function in a thread; raise TimeLimit, and leave the thread behind, if it takes too long."""
+    """Call a function in a thread; raise TimeoutError, and leave the thread behind, if it takes too long."""
     future: Future[Any] = Future()
 
     def work() -> None:
@@ -189,9 +185,7 @@ def call_within_limit(call: Callable[..., Any], *arguments: Any, **keywords: Any
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    if not wait([future], SECONDS_LIMIT).done:
-        raise TimeLimit(f"no answer in {SECONDS_LIMIT:g} s")
-    return future.result()
+    return future.result(SECONDS_LIMIT)
 
 
 class ExternalLogger(Observer):
@@ -212,7 +206,7 @@ class ExternalLogger(Observer):
         except Exception as error:
             if not self.has_failed:
                 log.warning(f"{self.title}: {_one_line(error)}; the run goes on, and its own log is complete")
-            self.has_failed, self.has_hung = True, isinstance(error, TimeLimit)
+            self.has_failed, self.has_hung = True, isinstance(error, TimeoutError)
 
     def on_log(self, event: Event) -> None:
         names = ("loss", "task", "lr", "prequential")

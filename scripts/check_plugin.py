@@ -189,9 +189,9 @@ def evaluate(job: Job) -> int:
 
     assert job.evaluate is not None
     (folder,) = Path(job.evaluate).glob("runs/*")
-    saved = load_saved(parse(["--eval_only", os.fspath(folder), *job.words]))
-    write_unrestored(job, json.loads(Path(job.evaluate, "attributes.json").read_text()), saved.method)
-    results = accuracies(saved.method, saved.stream, range(saved.stream.spec.n_tasks))
+    _, method, stream = load_saved(folder, parse(["--eval_only", os.fspath(folder), *job.words]))
+    write_unrestored(job, json.loads(Path(job.evaluate, "attributes.json").read_text()), method)
+    results = accuracies(method, stream, range(stream.spec.n_tasks))
     Path(job.folder, "accuracies.json").write_text(json.dumps(results))
     return 0
 

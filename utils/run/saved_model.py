@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import pickle
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -89,21 +88,8 @@ def load_network(folder: Path) -> Network:
     return net.eval()
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A finished run, ready to be evaluated."""
-
-    folder: Path
-    record: dict[str, Any]
-    config: Config
-    method: Method
-    stream: Stream
-
-
-def load_saved(explicit: dict[str, Any]) -> Saved:
-    """Return the run that `--eval_only` names; flags may say what to run on, how to evaluate and where the data are."""
-    given = Path(explicit["eval_only"]).absolute()
-    folder = given.parent if given.name == "model.safetensors" else given
+def load_saved(folder: Path, explicit: dict[str, Any]) -> tuple[dict[str, Any], Method, Stream]:
+    """Return a run's record, method and data; flags may say what to run on, how to evaluate and where the data are."""
     record, tensors = read_saved(folder)
     config = _config_of(record, explicit, folder)
     sources, device, data = code_digests(config), set_up_device(config), StreamBuilder(config)
@@ -126,14 +112,15 @@ def load_saved(explicit: dict[str, Any]) -> Saved:
                 part.load_state_dict(torch.load(io.BytesIO(states[name]), weights_only=True))
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError, pickle.UnpicklingError) as error:
         raise UsageError(f"{folder} does not fit today's code: {' '.join(str(error).split())}") from error
-    return Saved(folder, record, config, method, stream)
+    return record, method, stream
 
 
 def evaluate_saved(explicit: dict[str, Any]) -> int:
-    """Print the accuracies of a finished run's network."""
-    saved = load_saved(explicit)
-    folder, record, config = saved.folder, saved.record, saved.config
-    results = accuracies(saved.method, saved.stream, range(saved.stream.spec.n_tasks))
+    """Print the accuracies of the network in the run folder that `--eval_only` names."""
+    given = Path(explicit["eval_only"]).absolute()
+    folder = given.parent if given.name == "model.safetensors" else given
+    record, method, stream = load_saved(folder, explicit)
+    config, results = method.config, accuracies(method, stream, range(stream.spec.n_tasks))
     recorded = {setting: result["matrix"][-1] for setting, result in record["results"].items()}
     if results != recorded and record["config"].get("eval_statistics") == config.values().get("eval_statistics"):
         means = ", ".join(f"{setting} {fmean(row):.2f}" for setting, row in recorded.items())

@@ -27,6 +27,7 @@ usage: python main.py --model NAME --dataset NAME [--norm NAME] [more flags]
 README.md says more."""
 
 
+@console.reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code: 0 finished, 1 failed, 2 bad usage, 3 running elsewhere, 128 + n stopped by signal n."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -38,8 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(help_text(words), end="")
             return 0
         return run(parse(words))
-    except console.ERRORS as error:
-        return console.complain(error)
     except KeyboardInterrupt as error:
         name = str(error) or "SIGINT"  # without a name where there is nothing to save yet
         print(f"stopped by {name}; the same command goes on from the last checkpoint", file=sys.stderr)
@@ -93,21 +92,18 @@ def run_seeds(configs: Sequence[Config]) -> int:
     from utils.run.records import mixed_conditions
     from utils.tables import report_over_seeds
 
-    codes: list[int] = []
-    records: list[dict[str, Any]] = []
-    paths: list[Path] = []
+    codes, paths, finished = [], [], []
     for config in configs:
         try:
             code, record, path = run_one(config)
-            records.append(record)
             paths.append(path)
+            finished += [record] if code == 0 else []
             print()
         except console.ERRORS as error:
             code = console.complain(error, f"seed {config.seed}: ")
         codes.append(code)
         if code == console.EXIT_CODES[UsageError]:
             break
-    finished = [record for record in records if record["status"] == "finished"]
     if finished:
         print(report_over_seeds(finished, len(configs)))
     for text in mixed_conditions(finished):

@@ -12,12 +12,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
-from typing import Any, NoReturn, ParamSpec
+from typing import Any, NoReturn
 
 from utils.errors import RunFailed, RunLocked, UsageError
 
 NOTE_SECONDS = 60.0
-Words = ParamSpec("Words")
 # Errors that a command reports in one line.
 EXIT_CODES: dict[type[Exception], int] = {
     UsageError: 2, RunFailed: 1, RunLocked: 3, OSError: 2, MemoryError: 1, ImportError: 2,
@@ -90,13 +89,13 @@ def begin() -> None:
     sys.stderr = SafeStream(sys.stderr or io.StringIO())  # None if it was closed
 
 
-def reporting_errors(main: Callable[Words, int]) -> Callable[Words, int]:
+def reporting_errors(main: Callable[..., int]) -> Callable[..., int]:
     """Let a main function report its errors in one line and return their exit code."""
 
     @wraps(main)
-    def wrapped(*args: Words.args, **keywords: Words.kwargs) -> int:
+    def wrapped(*arguments: Any) -> int:
         try:
-            return main(*args, **keywords)
+            return main(*arguments)
         except ERRORS as error:
             return complain(error)
 

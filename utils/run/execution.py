@@ -39,7 +39,17 @@ def run_or_reuse(config: Config) -> tuple[dict[str, Any], RunFolder]:
     with Signals() as signals:
         data = StreamBuilder(config)
         folder = RunFolder(config, data.spec, sources)
-        return folder.reuse_finished_record() or train(config, data, folder, signals), folder
+        if record := folder.reuse_finished_record():
+            return record, folder
+        device = set_up_device(config)
+        net = build_network(config, data.spec, device)
+        stream = data.stream(device)
+        training = Training(config, stream, build_method(config, stream.spec, net, device))
+        training.signals = signals
+        # No run folder is written before here: whatever is wrong with the command has been reported.
+        with folder.lock():
+            # Another process may have finished the run in the meantime.
+            return folder.reuse_finished_record() or execute(training, folder), folder
 
 
 def dry_run_report(config: Config) -> str:
@@ -60,19 +70,6 @@ def dry_run_report(config: Config) -> str:
         "expected time": expected_time(config, steps),
     }  # fmt: skip
     return "\n".join(f"# {name}: {text}" for name, text in lines.items())
-
-
-def train(config: Config, data: StreamBuilder, folder: RunFolder, signals: Signals) -> dict[str, Any]:
-    """Train under the folder's lock until the run is finished, fails or is stopped; return the record."""
-    device = set_up_device(config)
-    net = build_network(config, data.spec, device)
-    stream = data.stream(device)
-    training = Training(config, stream, build_method(config, stream.spec, net, device))
-    training.signals = signals
-    # No run folder is written before here: whatever is wrong with the command has been reported.
-    with folder.lock():
-        # Another process may have finished the run in the meantime.
-        return folder.reuse_finished_record() or execute(training, folder)
 
 
 def execute(training: Training, folder: RunFolder) -> dict[str, Any]:

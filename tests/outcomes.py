@@ -15,14 +15,19 @@ def outcome(results: Path) -> dict[str, Any]:
     """Return files, record, log and network of the only run below `results`, without times and paths."""
     (folder,) = results.glob("runs/*")
     record = json.loads((folder / "record.json").read_text())
-    log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
         "files": sorted(path.name for path in folder.iterdir()),
         "record": {k: v for k, v in record.items() if k not in TIMES}
         | {"config": {**record["config"], "results_path": ""}},
-        "log": [{k: v for k, v in line.items() if k != "seconds"} for line in log],
+        "log": logged(folder),
         "network": (folder / "model.safetensors").read_bytes(),
     }
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """Return the events of a run's log without their times."""
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in event.items() if name != "seconds"} for event in events]
 
 
 def change_record(folder: Path, **entries: Any) -> None:

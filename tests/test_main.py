@@ -1,5 +1,6 @@
 """A whole run: what it prints, writes and repeats."""
 
+import itertools
 import json
 import re
 
@@ -8,8 +9,7 @@ import pytest
 import torch
 from conftest import ANSWERED, refuse_to_train, runner
 
-from tests.outcomes import TIMES
-from utils.run import metrics
+from tests.outcomes import TIMES, logged
 
 DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
 COMMAND = ["--model", "derpp", "--norm", "adab2n", *DIGITS]
@@ -22,17 +22,12 @@ def without_times(record):
     return rest | {"environment": environment, "config": config}
 
 
-def log_lines(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """DER++ with AdaB2N on all digits: (what runs there, how the first run ended, its log)."""
     run = runner(tmp_path_factory.mktemp("whole"))
     finished = run(*COMMAND)
-    return run, finished, log_lines(finished.folder)
+    return run, finished, logged(finished.folder)
 
 
 def test_run_ends_with_its_record_and_nothing_on_standard_error(whole):
@@ -46,23 +41,12 @@ def test_run_ends_with_its_record_and_nothing_on_standard_error(whole):
 
 
 def test_record_holds_both_matrices_up_to_the_next_task(whole):
-    results = whole[1].record["results"]
-    assert set(results) == {"class_il", "task_il"}
-    for result in results.values():
-        matrix = result["matrix"]
-        assert [len(row) for row in matrix] == [5] * 5
-        for i, row in enumerate(matrix):
-            assert [value is None for value in row] == [j > i + 1 for j in range(5)]
-            assert all(0 <= value <= 100 for value in row if value is not None)
-    for i in range(5):
-        for j in range(min(i + 2, 5)):
-            assert results["class_il"]["matrix"][i][j] <= results["task_il"]["matrix"][i][j]
-
-
-def test_metrics_of_the_record_are_those_of_its_matrices(whole):
-    for result in whole[1].record["results"].values():
-        assert result["metrics"] == metrics.summary(metrics.measured(result["matrix"], result["untrained"]))
-        assert result["metrics"]["faa"] == pytest.approx(np.mean(result["matrix"][4]))
+    class_il, task_il = (whole[1].record["results"][setting]["matrix"] for setting in ("class_il", "task_il"))
+    for i, j in itertools.product(range(5), range(5)):
+        if j > i + 1:
+            assert class_il[i][j] is task_il[i][j] is None
+        else:
+            assert 0 <= class_il[i][j] <= task_il[i][j] <= 100
 
 
 def test_run_learns_more_than_the_last_task(whole):
@@ -85,21 +69,9 @@ def test_record_says_what_ran_on_what(whole):
     assert record["data"]["test_sizes"] == [73, 73, 74, 73, 71]
     assert sum(record["data"]["train_sizes"]) + sum(record["data"]["test_sizes"]) == 1797
     environment = record["environment"]
-    assert environment["num_threads"] == 1
-    assert environment["torch"] == torch.__version__
-    assert environment["numpy"] == np.__version__
+    assert (environment["num_threads"], environment["torch"]) == (1, torch.__version__)
     assert environment["peak_memory_mb"] > 100
     assert {"device", "device_type", "python", "torchvision", "commit", "peak_cuda_memory_mb"} <= set(environment)
-
-
-def test_identity_has_what_changes_numbers_and_nothing_else(whole):
-    identity, config = whole[1].record["identity"], whole[1].record["config"]
-    for name in ("model", "norm", "lr", "seed", "kappa", "num_filters", "class_order_seed", "debug_mode", "dtype"):
-        assert identity[name] == config[name]
-    assert identity["numerics_version"] >= 1
-    hidden = {"device", "num_threads", "log_every", "results_path", "notes", "rerun", "save_model", "non_verbose"}
-    assert hidden & set(config) == hidden
-    assert not hidden & set(identity)
 
 
 def test_log_has_losses_and_evaluations_in_order(whole):
@@ -123,7 +95,7 @@ def test_rerun_gives_the_same_bits_and_the_plain_command_answers_from_the_record
     assert second.folder == first.folder
     assert second.stderr == ""
     assert without_times(second.record) == without_times(first.record)
-    assert log_lines(second.folder) == first_log
+    assert logged(second.folder) == first_log
     refuse_to_train(monkeypatch)
     third = run(*COMMAND)
     assert third.code == 0

@@ -1,20 +1,19 @@
 """A buffer, a metric and an observer of a plug-in folder: in a study, killed and resumed; mistakes are one line."""
 
 import csv
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from conftest import call, plugins_forgotten, runner
-from forked import refusal
 from stopped_runs import observers_added
 
 from scripts.reproduce import main as reproduce
 from scripts.results import main as show_results
 from tests.helpers import CPU, make_samples, make_spec
 from tests.models.cut_off import Killed, Steps
+from tests.outcomes import logged
 from tests.readme import GUIDE, examples
 from utils.config.options import Rule
 from utils.config.plugins import load_plugins
@@ -66,13 +65,8 @@ def mine(tmp_path):
         yield tmp_path / "mine"
 
 
-def logged(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def results_and_log(run):
-    log = [{name: value for name, value in line.items() if name != "seconds"} for line in logged(run.folder)]
-    return read_record(run.folder / "record.json")["results"], log
+    return read_record(run.folder / "record.json")["results"], logged(run.folder)
 
 
 def test_one_of_each_kind_in_a_study_killed_and_resumed(mine, capsys):
@@ -134,13 +128,6 @@ def test_parts_with_options_of_one_name_see_their_own(mine, run_main):
     config = watched.record["config"]
     assert (config["power"], config["probe_grad_norm_power"]) == (3, 2)
     assert run_main(*TINY, *parts).folder == watched.folder  # an observer renames no run
-
-
-def test_an_observer_with_other_options_is_not_taken_from_a_finished_run(mine, run_main):
-    words = [*TINY, "--plugins", str(mine), "--probe", "grad_norm", "--grad_every"]
-    assert run_main(*words, "2").code == 0
-    assert "not trained again" in run_main(*words, "2").stderr
-    assert "--rerun" in refusal(run_main(*words, "3"))
 
 
 def test_loss_terms_and_scalars_reach_the_log_and_external_loggers(mine, results):

@@ -1,6 +1,5 @@
 """Which code made a number: what belongs to a run, what a change of it is, and what a command does about one."""
 
-import json
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -11,6 +10,7 @@ import sklearn.datasets  # noqa: F401 (once here, not in every fork)
 import torch._dynamo  # noqa: F401
 from conftest import ANSWERED, Finished, call, goes_on
 
+from tests.outcomes import logged
 from utils.config.resolve import SELECTORS, resolve
 from utils.run import code_digest
 from utils.run.code_digest import changed_files, code_digests, shortened
@@ -133,8 +133,7 @@ def mine(tmp_path):
 
 
 def losses(finished):
-    lines = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["event"] == "log"]
+    return [event["loss"] for event in logged(finished.folder) if event["event"] == "log"]
 
 
 def own_files(finished):

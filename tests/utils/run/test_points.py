@@ -1,12 +1,11 @@
 """Evaluations while a task is trained, `--eval_every`: where they are, and that they change nothing else."""
 
-import json
-
 import pytest
 from conftest import runner
 
 from tests.helpers import build_run, make_spec, make_stream, run_config
 from tests.models.cut_off import Killed, Steps, watched_by
+from tests.outcomes import logged
 from utils.run.observers import Observer
 from utils.run.training import Training
 
@@ -27,14 +26,8 @@ class Curve(Observer):
         self.evaluations.append(event["step"])
 
 
-def trained(model: str = "er", **changes) -> tuple[Curve, dict]:
-    config, stream, curve = (
-        run_config(model, "adab2n" if model == "er" else "bn", **changes),
-        make_stream(SPEC),
-        Curve(),
-    )
-    if model == "joint":
-        stream = stream.as_single_task()
+def trained(**changes) -> tuple[Curve, dict]:
+    config, stream, curve = run_config("er", "adab2n", **changes), make_stream(SPEC), Curve()
     _, method = build_run(config, stream)
     return curve, Training(config, stream, method, observers=[curve]).run()
 
@@ -71,9 +64,5 @@ def test_a_run_that_is_cut_off_has_the_same_points(tmp_path):
         runner(tmp_path / "cut")(*WORDS)
     again = runner(tmp_path / "cut")(*WORDS)
     assert again.record["results"] == whole.record["results"]
-    logs = [
-        [json.loads(line) for line in (ended.folder / "metrics.jsonl").read_text().splitlines()]
-        for ended in (whole, again)
-    ]
-    points = [[line["step"] for line in log if line["event"] == "point"] for log in logs]
+    points = [[event["step"] for event in logged(run.folder) if event["event"] == "point"] for run in (whole, again)]
     assert points[0] == points[1] != []

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+from collections import Counter
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from conftest import goes_on, runner
 from stopped_runs import names
 from stopped_runs import stopped as stop_run
 
-import utils.files
 import utils.run.checkpoints
 from models.method import Method
 from tests.outcomes import outcome
@@ -95,16 +95,6 @@ def sealed(header, payload):
     return f"{digest(line, payload)}\n".encode() + line + payload
 
 
-def equal(a, b):
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(equal, a, b))
-    return type(a) is type(b) and a == b
-
-
 # --- damage ---------------------------------------------------------------------------------------------------
 
 
@@ -152,14 +142,11 @@ def test_two_hundred_mutations_are_all_noticed(copy, other_run, capsys):
     _, folder = copy
     path, previous = newest(folder), min(folder.glob("checkpoint-*.pt"))
     content, older = path.read_bytes(), previous.read_bytes()
-    sound = torch.load(io.BytesIO(payload_of(content)), weights_only=True)
-    fallback = torch.load(io.BytesIO(payload_of(older)), weights_only=True)
-    assert not equal(sound, fallback)
     checkpoints = checkpoints_of(folder)
-    assert equal(checkpoints.load(), sound)
+    assert checkpoints.load()["cursor"]["step"] == STOPPED_AT
     assert capsys.readouterr().err == ""
 
-    noticed, kinds = 0, set()
+    kinds = Counter()
     for kind, mutated in mutations(content, older, other_run):
         path.write_bytes(mutated)
         if kind in ("other step", "other run"):
@@ -167,18 +154,16 @@ def test_two_hundred_mutations_are_all_noticed(copy, other_run, capsys):
                 checkpoints.load()
             assert path.read_bytes() == mutated
         else:
-            assert equal(checkpoints.load(), fallback), kind
-            assert checkpoints.last_step == PREVIOUS
+            assert checkpoints.load()["cursor"]["step"] == checkpoints.last_step == PREVIOUS, kind
             (line,) = capsys.readouterr().err.splitlines()
             assert line.startswith(f"warning: {path} is damaged (")
             assert line.endswith(f"set aside as {path.stem}.damaged")
             assert not path.exists()
             assert path.with_suffix(".damaged").read_bytes() == mutated
         assert previous.read_bytes() == older
-        noticed += 1
-        kinds.add(kind)
-    assert noticed == 200
-    assert kinds == {damage.__name__ for damage in DAMAGES} | {
+        kinds[kind] += 1
+    assert kinds.total() == 200
+    assert kinds.keys() == {damage.__name__ for damage in DAMAGES} | {
         "empty", "other step", "other run", "other step, payload", "other run, payload"
     }  # fmt: skip
 
@@ -186,7 +171,6 @@ def test_two_hundred_mutations_are_all_noticed(copy, other_run, capsys):
 def test_run_with_a_damaged_checkpoint_goes_on_from_the_previous_one(copy, straight, monkeypatch):
     run, folder = copy
     path = newest(folder)
-    assert names(folder) == ["checkpoint-000000041.pt", "checkpoint-000000043.pt"]
     path.write_bytes(flip_bit(path.read_bytes(), random.Random(7)))
     steps = []
     original = Method.step
@@ -206,36 +190,15 @@ def test_run_with_a_damaged_checkpoint_goes_on_from_the_previous_one(copy, strai
 # --- files of other runs --------------------------------------------------------------------------------------
 
 
-def of_other_format(content, _):
-    header = json.loads(content.split(b"\n", 2)[1]) | {"format": FORMAT + 1}
-    return sealed(header, payload_of(content))
-
-
-def of_other_numbers(content, _):
-    header = json.loads(content.split(b"\n", 2)[1])
-    return sealed(header | {"identity": header["identity"] | {"numerics_version": 99}}, payload_of(content))
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        (of_other_format, f"format {FORMAT + 1}"),
-        (of_other_numbers, "numerics_version 99"),
-        (lambda content, folder: min(folder.glob("checkpoint-*.pt")).read_bytes(), f"step {PREVIOUS}"),
-    ],
-    ids=["format", "identity", "step"],
-)
-def test_checkpoint_of_something_else_is_refused_and_stays(copy, change, word):
+def test_checkpoint_of_another_format_is_refused_and_stays(copy):
     run, folder = copy
     path = newest(folder)
-    path.write_bytes(change(path.read_bytes(), folder))
+    path.write_bytes(sealed(header_of(path) | {"format": FORMAT + 1}, payload_of(path.read_bytes())))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     finished = run(*COMMAND, *EVERY_4)
     assert (finished.code, finished.stdout) == (2, "")
     (line,) = finished.stderr.splitlines()
-    assert line.startswith(f"error: {path} ")
-    assert word in line
-    assert "--rerun" in line
+    assert all(word in line for word in (f"error: {path} ", f"format {FORMAT + 1}", "--rerun"))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -281,31 +244,16 @@ def test_newest_two_are_kept_and_none_in_the_end(results, monkeypatch):
     ]  # fmt: skip
 
 
-def test_due_by_steps(tmp_path):
-    checkpoints = Checkpoints(tmp_path, {}, {}, Interval(steps=3))
-    assert [checkpoints.due(step) for step in range(1, 6)] == [False, False, True, True, True]
-    checkpoints.save(3, {})
-    assert [checkpoints.due(step) for step in range(4, 8)] == [False, False, True, True]
-    checkpoints.save(5, {})  # a task end
-    assert [checkpoints.due(step) for step in range(6, 9)] == [False, False, True]
-    resumed = Checkpoints(tmp_path, {}, {}, Interval(steps=3))
-    resumed.load()
-    assert [resumed.due(step) for step in range(6, 9)] == [False, False, True]
-
-
 def test_due_by_seconds(tmp_path, monkeypatch):
     now = 100.0
     monkeypatch.setattr(utils.run.checkpoints.time, "monotonic", lambda: now)
-    checkpoints = Checkpoints(tmp_path, {}, {}, Interval(seconds=2.5))
-    answers = []
-    for now in (100, 102.4, 102.5, 104):  # noqa: B007 (read by the clock)
-        answers.append(checkpoints.due(1000))
-    assert answers == [False, False, True, True]
+    checkpoints, due = Checkpoints(tmp_path, {}, {}, Interval(seconds=2.5)), []
+    for now in (102.4, 102.5, 104):  # noqa: B007 (read by the clock)
+        due.append(checkpoints.due(1000))
     checkpoints.save(1000, {})
-    now = 106.4
-    assert not checkpoints.due(2000)
-    now = 106.6
-    assert checkpoints.due(2000)
+    for now in (106.4, 106.6):  # noqa: B007 (read by the clock)
+        due.append(checkpoints.due(2000))
+    assert due == [False, True, True, False, True]
 
 
 @pytest.mark.parametrize(

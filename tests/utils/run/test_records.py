@@ -23,10 +23,6 @@ COMMAND = ["--model", "sgd", "--dataset", "seq-digits", "--backbone", "mlp", "--
 DAMAGED, CHANGED, OTHER = "it is damaged", "its seal does not match", "it is of another run, {}"
 
 
-def changed(**entries):
-    return lambda record, other: record | entries
-
-
 def without(*names):
     return lambda record, other: {name: value for name, value in record.items() if name not in names}
 
@@ -42,10 +38,6 @@ def another_digit(text):
     return text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
 
 
-def first_accuracy(word):
-    return lambda text: re.sub(r'("matrix": \[\[)[\d.]+', rf"\g<1>{word}", text)
-
-
 def sealed_again(change):
     def of(record, other):
         record = change(record, other)
@@ -56,12 +48,8 @@ def sealed_again(change):
 
 BAD = {  # what becomes of the record, given it and that of another seed; and the reason
     "another digit": (text_of(another_digit), CHANGED),
-    "not a number": (text_of(first_accuracy("NaN")), DAMAGED),
     "cut": (text_of(lambda text: text[: len(text) // 2]), DAMAGED),
-    "without results": (without("results"), CHANGED),
-    "without identity": (sealed_again(without("identity", "seal")), DAMAGED),
     "older": (without("seal", "sources"), DAMAGED),
-    "failed, said to be finished": (changed(status="failed"), CHANGED),
     "of another seed": (lambda record, other: other, OTHER),
     "renamed": (sealed_again(lambda record, other: without("seal")(other, None) | {"run": record["run"]}), OTHER),
 }

@@ -11,7 +11,7 @@ import pytest
 from conftest import runner
 from forked import WARM, Command, forked, refusal
 
-from utils.errors import UsageError
+from tests.outcomes import logged
 from utils.run.observers import WandbRun
 
 COMMAND = ["--model", "er", "--dataset", "seq-digits", "--num_filters", "4", "--debug_mode", "--log_every", "1"]
@@ -90,7 +90,7 @@ def test_every_step_is_stored_once_with_its_values(two_runs, attempt):
     finished, records = two_runs[attempt]
     history = [values_of(event.item) for event in kinds(records, "history")]
     assert [row["_step"] for row in history] == list(range(1, 16))
-    log = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()]
+    log = logged(finished.folder)
     assert [row["loss"] for row in history] == [line["loss"] for line in log if line["event"] == "log"]
     evaluated = [row for row in history if "class_il/mean" in row]
     assert [row["_step"] for row in evaluated] == [3, 6, 9, 12, 15]
@@ -191,43 +191,40 @@ def test_page_that_cannot_begin_is_refused_in_one_line(tmp_path):
         assert "WANDB_MODE=offline" in line
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left"), RuntimeError("host\nunreachable"), ValueError()])
-def test_whatever_wandb_raises_at_its_start_is_refused(fake_wandb, tmp_path, monkeypatch, error):
-    monkeypatch.setattr(fake_wandb, "init", lambda **_: raising(error))
-    with pytest.raises(UsageError, match=r"No space left|host unreachable|ValueError"):
-        page_of(tmp_path)
-
-
-def raising(error):
-    raise error
-
-
-def test_page_that_fails_on_the_way_is_told_once_and_the_run_goes_on(run_main, fake_wandb, monkeypatch):
-    start = fake_wandb.init
-
-    def init(**settings):
-        page = start(**settings)
-        page.log = page.finish = lambda *_, **__: raising(RuntimeError("gone"))
-        return page
-
-    monkeypatch.setattr(fake_wandb, "init", init)
-    finished = run_main(*COMMAND, "--wandb_project", "p")
-    assert (finished.code, finished.record["status"]) == (0, "finished")
-    (line,) = finished.stderr.splitlines()
-    assert line.startswith("warning: Weights & Biases")
-
-
 def hang(*_, **__):
     threading.Event().wait()
 
 
-@pytest.mark.parametrize("name", ["log", "finish"])
-def test_page_that_hangs_is_left_alone_and_the_run_goes_on(run_main, fake_wandb, monkeypatch, name):
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+ERRORS = {"No space left": OSError(28, "No space left"), "host unreachable": RuntimeError("host\nunreachable")}
+FAILURES = {keyword: raising(error) for keyword, error in ERRORS.items()}
+FAILURES |= {"ValueError": raising(ValueError()), "TimeoutError": hang}
+
+
+@pytest.mark.parametrize("keyword", FAILURES)
+def test_whatever_goes_wrong_at_its_start_is_refused(run_main, fake_wandb, monkeypatch, keyword):
+    monkeypatch.setattr(fake_wandb, "init", FAILURES[keyword])
+    monkeypatch.setattr("utils.run.observers.SECONDS_LIMIT", 0.2)
+    line = refusal(run_main(*COMMAND, "--wandb_project", "p"))
+    assert keyword in line
+    assert "WANDB_MODE=offline" in line
+
+
+@pytest.mark.parametrize(("name", "failure"), [("log", FAILURES["ValueError"]), ("log", hang), ("finish", hang)])
+def test_page_that_fails_or_hangs_on_the_way_is_one_line_and_the_run_goes_on(
+    run_main, fake_wandb, monkeypatch, name, failure
+):
     start = fake_wandb.init
 
     def init(**settings):
         page = start(**settings)
-        setattr(page, name, hang)
+        setattr(page, name, failure)
         return page
 
     monkeypatch.setattr(fake_wandb, "init", init)
@@ -236,9 +233,3 @@ def test_page_that_hangs_is_left_alone_and_the_run_goes_on(run_main, fake_wandb,
     assert (finished.code, finished.record["status"]) == (0, "finished")
     (line,) = finished.stderr.splitlines()
     assert line.startswith("warning: Weights & Biases")
-
-
-def test_page_that_hangs_at_its_start_is_refused(run_main, fake_wandb, monkeypatch):
-    monkeypatch.setattr(fake_wandb, "init", hang)
-    monkeypatch.setattr("utils.run.observers.SECONDS_LIMIT", 0.2)
-    assert "WANDB_MODE=offline" in refusal(run_main(*COMMAND, "--wandb_project", "p"))

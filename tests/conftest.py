@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import main
+from tests.outcomes import outcome
 from utils.config.registry import FAILED_FILES, REGISTRIES
 from utils.run.training import Training
 
@@ -100,3 +101,13 @@ def results(tmp_path):
 @pytest.fixture
 def run_main(results):
     return runner(results)
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory):
+    """What the command of `stopped_runs` leaves when nothing happens to it."""
+    from stopped_runs import RUN
+
+    results = tmp_path_factory.mktemp("straight")
+    assert runner(results)(*RUN).code == 0
+    return outcome(results)

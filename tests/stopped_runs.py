@@ -9,7 +9,6 @@ import torch
 from conftest import runner
 
 import utils.run.execution
-from tests.outcomes import outcome
 from utils.run.checkpoints import verified_payload
 from utils.run.observers import Observer
 
@@ -32,12 +31,6 @@ def steps_of(folder):
 def newest_state(folder):
     payload = verified_payload(max(folder.glob("checkpoint-*.pt")))[1]
     return torch.load(io.BytesIO(payload), weights_only=True)
-
-
-def undisturbed(results):
-    """What RUN leaves when nothing happens to it."""
-    assert runner(results)(*RUN).code == 0
-    return outcome(results)
 
 
 def numbers(finished):

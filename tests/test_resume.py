@@ -9,16 +9,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import call, goes_on, runner
-from stopped_runs import MLP, RUN, SHORT, Stop, newest_state, numbers, observers_added, steps_of, stopped, undisturbed
+from stopped_runs import MLP, RUN, SHORT, Stop, newest_state, numbers, observers_added, steps_of, stopped
 
 from tests.outcomes import outcome
 from utils.run.observers import Observer, Progress
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    return undisturbed(tmp_path_factory.mktemp("straight"))
-
 
 RING = ["--buffer_mode", "ring", "--buffer_size", "30"]
 BALANCED = ["--buffer_mode", "class_balanced", "--buffer_size", "33"]

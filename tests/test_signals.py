@@ -7,7 +7,7 @@ import socket
 
 import pytest
 from conftest import goes_on, runner
-from stopped_runs import RUN, STOPPED, Stop, add_observers, names, numbers, steps_of, stopped, undisturbed
+from stopped_runs import RUN, STOPPED, Stop, add_observers, names, numbers, steps_of, stopped
 
 import datasets.image_cache
 import utils.run.training
@@ -15,11 +15,6 @@ from tests.datasets.image_trees import pixels, save
 from tests.kills import kill_and_resume
 from tests.outcomes import outcome
 from utils.run.checkpoints import Checkpoints
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    return undisturbed(tmp_path_factory.mktemp("straight"))
 
 
 def call_before(patch, module, name, action, nth=0):

@@ -7,7 +7,7 @@ import pytest
 from backbone.norms.batch_norm import batch_norm
 from utils.config.options import Option, Rule
 from utils.config.parser import build_parser
-from utils.config.registry import DATASETS, NORMS, Entry, Registry, close_matches
+from utils.config.registry import DATASETS, Registry, close_matches
 from utils.config.resolve import resolve
 from utils.errors import UsageError
 from utils.run.build import StreamBuilder
@@ -64,15 +64,6 @@ def test_mistakes_in_a_registration_are_reported():
 )
 def test_close_matches_are_some_help_or_none(name, known, meant):
     assert close_matches(name, known) == (f"; did you mean {meant}?" if meant else ".")
-
-
-def test_owners_of_different_kinds_may_share_a_flag(monkeypatch):
-    norm = Entry("mine", lambda channels: None, "", options=(Option("gamma", str, "Of a norm.", default="a"),))
-    monkeypatch.setitem(NORMS.entries(), "mine", norm)
-    (line,) = [action.help for action in build_parser()._actions if action.dest == "gamma"]
-    assert "mine" in line
-    assert "ewc_on" in line
-    assert resolve({"model": "sgd", "norm": "mine", "dataset": "seq-digits"}).gamma == "a"
 
 
 def register_data_set(monkeypatch, *rules, **traits):

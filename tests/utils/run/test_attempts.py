@@ -167,27 +167,6 @@ def test_killed_before_any_change_of_a_file_the_plain_command_has_the_same_end(t
     assert nth >= 15
 
 
-def test_leftovers_beside_a_finished_record_are_removed(results, straight):
-    folder = stopped(results, *COMMAND, at=STEPS)
-    kept = {path: path.read_bytes() for path in folder.glob("checkpoint-*.pt")}
-    assert runner(results)(*COMMAND).code == 0
-    for path, content in kept.items():
-        path.write_bytes(content)
-    assert ANSWERED.fullmatch(runner(results)(*COMMAND).stderr)
-    assert outcome(results) == straight
-
-
-# --- the log of a run that goes on ------------------------------------------------------------------------------------
-
-
-def test_log_with_lines_after_the_checkpoint_loses_them_silently(results, straight):
-    folder = stopped(results, *COMMAND, at=STOPPED_AT)
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write('{"event": "log", "step": 9}\n{"eve')
-    assert runner(results)(*COMMAND).stderr == goes_on(STOPPED_AT)
-    assert outcome(results) == straight
-
-
 # --- conditions -------------------------------------------------------------------------------------------------------
 
 

@@ -30,12 +30,6 @@ def trained(model: str = "er", norm: str = "bn", spec=SPEC, **changes):
 STORED = torch.tensor([[2.0, 0.0], [0.0, 3.0], [0.0, -5.0]]), torch.tensor([0, 0, 1])
 
 
-def test_means_are_of_embeddings_of_length_one():
-    means = class_means(*STORED, n_classes=3)
-    assert_close(means[:2], [[0.5, 0.5], [0.0, -1.0]])
-    assert means[2].isnan().all()
-
-
 def test_nearest_mean():
     """Squared distances to (0.5, 0.5) and (0, -1): 0.09 and 3.41; 1.5 and 0.59; 1.04 and 1.13. Were the first mean
     brought to length 1 as well, the last point would be nearer to the second."""

@@ -92,24 +92,6 @@ def test_all_damaged_files_of_a_stream_are_named(results, tmp_path):
     assert check(results, *words).code == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "keyword"),
-    [
-        (["--dataset", "seq-miniimg", "--base_path", "nowhere"], "--base_path"),
-        (["--dataset", "seq-folder", "--n_tasks", "2", "--base_path", "nowhere"], "nowhere"),
-        ([], "--dataset"),
-        (["--dataset", "seq-digits", "--dry_run"], "--dry_run"),
-        (["--eval_only", "x"], "--eval_only"),
-    ],
-)
-def test_bad_commands_are_one_line(results, words, keyword):
-    ended = check(results, *words)
-    assert (ended.code, ended.stdout) == (2, "")
-    (line,) = ended.stderr.splitlines()
-    assert keyword in line
-    assert not results.exists()
-
-
 # --- what is collected and shown ----------------------------------------------------------------------------------
 
 

@@ -8,11 +8,18 @@ import torch
 
 import utils.run.eval_statistics
 from tests import helpers
-from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config, scatter_norms, weights_of
+from tests.helpers import (
+    assert_close,
+    build_run,
+    make_spec,
+    make_stream,
+    record_steps,
+    run_config,
+    scatter_norms,
+    weights_of,
+)  # fmt: skip
 from utils.data.random import generator
 from utils.run.eval_statistics import buffer_batches, eval_statistics_applied, in_test_order
-from utils.run.observers import Observer
-from utils.run.training import Training
 
 SPEC = make_spec(n_tasks=2, n_classes=4, train_sizes=(12, 12))
 NORMS = ["bn", "cn", "adab2n", "bnt", "tbbn", "tbbn_weighted", "cma"]
@@ -145,52 +152,16 @@ def test_test_batches_are_mixed_only_where_they_are_normalized_by_themselves(mon
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 
-class Losses(Observer):
-    def __init__(self):
-        self.outputs = []
-
-    def on_step(self, step):
-        self.outputs.append(step.loss.item())
-
-
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])
 def test_training_does_not_notice(norm):
     runs = {}
     for which in ("running", "buffer", "batch"):
-        config, stream, losses = (
-            run_config("derpp", norm, eval_statistics=which, eval_every=2),
-            make_stream(SPEC),
-            Losses(),
-        )
-        net, method = build_run(config, stream)
-        outcome = Training(config, stream, method, observers=[losses]).run()
+        config = run_config("derpp", norm, eval_statistics=which, eval_every=2)
+        losses, method, outcome = record_steps(config, make_stream(SPEC), lambda step: step.loss.item())
         points = [point["accuracy"] for point in outcome["results"]["class_il"]["points"]]
-        runs[which] = losses.outputs, weights_of(net), (points, outcome["results"]["class_il"]["matrix"])
+        runs[which] = losses, weights_of(method.net), (points, outcome["results"]["class_il"]["matrix"])
     expected, weights, accuracy = runs["running"]
     for which in ("buffer", "batch"):
         assert runs[which][0] == expected
         assert all(tensor.equal(weights[name]) for name, tensor in runs[which][1].items())
     assert [runs[which][2] for which in ("buffer", "batch")] != [accuracy, accuracy]
-
-
-WORDS = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8"]
-
-
-@pytest.mark.parametrize(
-    ("words", "keyword"),
-    [
-        (["--model", "er", "--norm", "ln", "--eval_statistics", "batch"], "running statistics"),
-        (
-            ["--model", "er", "--norm", "gn", "--groups", "4", "--eval_statistics", "buffer", "--dry_run"],
-            "running statistics",
-        ),
-        (["--model", "sgd", "--eval_statistics", "buffer"], "--model sgd"),
-        (["--model", "icarl", "--eval_statistics", "batch"], "--model icarl"),
-    ],
-)
-def test_what_makes_no_sense_is_rejected_in_a_line(run_main, results, words, keyword):
-    ended = run_main(*words, *WORDS)
-    (line,) = ended.stderr.splitlines()
-    assert ended.code == 2
-    assert keyword in line
-    assert not results.exists()

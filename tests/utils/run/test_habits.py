@@ -2,13 +2,10 @@
 
 import pytest
 
-from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config, weights_of
+from tests.helpers import assert_close, build_run, make_spec, make_stream, record_steps, run_config, weights_of
 from tests.utils.run.test_training import Notebook
 from utils.config.resolve import resolve
-from utils.errors import UsageError
-from utils.run.build import StreamBuilder
 from utils.run.identity import run_identity
-from utils.run.observers import Observer
 from utils.run.training import Cursor, Training
 from utils.step import StepIndex
 
@@ -35,24 +32,6 @@ def test_at_what_runs_did_before_they_rename_none(name, omit_from_hash_at, other
     assert name not in plain
     assert getattr(resolve(ER), name) == omit_from_hash_at
     assert run_identity(resolve(ER | momentum | {name: other}), make_spec())[name] == other
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"optimizer": "adam", "optim_mom": 0.9}, "--optim_mom"),
-        ({"nesterov": True}, "--nesterov"),
-        ({"nesterov": True, "optimizer": "adamw"}, "--nesterov"),
-        ({"n_iters": 5, "n_epochs": 2}, "--n_epochs"),
-        ({"n_iters": 5, "lr_milestones": (2,)}, "--lr_milestones"),
-        ({"stop_after": 6}, "--stop_after 6"),
-        ({"drop_last": True, "batch_size": 300}, "--drop_last"),
-        ({"model": "gdumb", "optimizer": "adam"}, "--optimizer"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(flags, words):
-    with pytest.raises(UsageError, match=words):
-        StreamBuilder(resolve(ER | flags))
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
@@ -95,27 +74,22 @@ def test_first_step_of_every_optimizer(flags, expected):
 
 
 def places(config, stream):
-    """(task, epoch) of every step, and the events of a run."""
+    """(task, epoch) of every step, the events of a run, and its outcome."""
     notebook = Notebook()
     _, method = build_run(config, stream)
-    Training(config, stream, method, [notebook]).run()
-    return [(event[1], event[3]) for event in notebook.events if event[0] == "step"], notebook
+    outcome = Training(config, stream, method, [notebook]).run()
+    return [(event[1], event[3]) for event in notebook.events if event[0] == "step"], notebook, outcome
 
 
 def test_steps_per_task_go_through_epochs_and_stop_in_one():
     config = run_config("sgd", n_iters=7, eval_every=7)
-    positions, notebook = places(config, make_stream(make_spec()))  # 10 images, batches of 4: three an epoch
+    positions, notebook, outcome = places(config, make_stream(make_spec()))  # 10 images, batches of 4: three an epoch
     epochs = [0, 0, 0, 1, 1, 1, 2]
     assert positions == [(task, epoch) for task in (0, 1) for epoch in epochs]
     assert notebook.events[0] == ("start", 14, 0)
     assert [event["step"] for event in notebook.of_kind("evaluation")] == [7, 14]
+    assert outcome["results"]["class_il"]["points"] == []  # the last step of a task is evaluated once
     assert [event["step"] for event in notebook.of_kind("log")] == [3, 6, 7, 10, 13, 14]
-
-
-def test_the_last_step_of_a_task_is_evaluated_once():
-    config, stream = run_config("sgd", n_iters=7, eval_every=7), make_stream(make_spec())
-    _, method = build_run(config, stream)
-    assert Training(config, stream, method).run()["results"]["class_il"]["points"] == []
 
 
 def test_a_task_that_had_ended_is_not_trained_further():
@@ -128,24 +102,15 @@ def test_a_task_that_had_ended_is_not_trained_further():
 
 
 def test_samples_that_join_a_task_make_no_more_steps_of_it():
-    positions, _ = places(run_config("icarl", n_iters=5), make_stream(make_spec()))
+    positions, *_ = places(run_config("icarl", n_iters=5), make_stream(make_spec()))
     assert [task for task, _ in positions] == [0] * 5 + [1] * 5
-
-
-class Sizes(Observer):
-    def __init__(self):
-        self.positions = []
-
-    def on_step(self, step):
-        self.positions.append(len(step.batches["current"]))
 
 
 @pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 4, 2] * 4), (True, [4, 4] * 4)])
 def test_a_last_batch_that_is_not_full_may_be_left_out(drop_last, sizes):
-    config, stream, seen = run_config("sgd", drop_last=drop_last, n_epochs=2), make_stream(make_spec()), Sizes()
-    _, method = build_run(config, stream)
-    outcome = Training(config, stream, method, [seen]).run()
-    assert seen.positions == sizes
+    config = run_config("sgd", drop_last=drop_last, n_epochs=2)
+    seen, _, outcome = record_steps(config, make_stream(make_spec()), lambda step: len(step.batches["current"]))
+    assert seen == sizes
     assert outcome["steps"] == len(sizes)
 
 

@@ -8,13 +8,12 @@ import torch
 from conftest import runner
 from torch.nn import functional as F
 
-from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config
+from tests.helpers import StepRecorder, assert_close, build_run, make_spec, make_stream, run_config
 from tests.models.cut_off import Killed, Steps, watched_by
 from tests.outcomes import TIMES
 from utils.config.registry import OBSERVERS
 from utils.errors import UsageError
 from utils.run.eval_statistics import norm_layers
-from utils.run.observers import Observer
 from utils.run.probes import Stability, Statistics, TaskWeights, read_recording
 from utils.run.training import Training
 from utils.step import CURRENT, StepIndex
@@ -144,43 +143,27 @@ def test_separate_forwards_count_together():
 def recorded(norm: str, model: str = "er", **changes) -> dict[str, np.ndarray]:
     config, stream = run_config(model, norm, dtype="float64", **changes), make_stream(SPEC)
     _, method = build_run(config, stream)
-    probe, tasks = TaskWeights(method), Tasks()
+    probe = TaskWeights(method)
+    tasks = StepRecorder(lambda step: {name: batch.tasks_host.tolist() for name, batch in step.batches.items()})
     Training(config, stream, method, observers=[probe, tasks]).run()
     return probe.recording() | {"steps": tasks.steps}
 
 
-class Tasks(Observer):
-    def __init__(self):
-        self.steps = []
-
-    def on_step(self, step):
-        self.steps.append({name: batch.tasks_host.tolist() for name, batch in step.batches.items()})
-
-
-def test_weights_of_bn_are_the_shares_of_the_tasks_and_their_running_average():
-    rows = recorded("bn")
-    effective = np.zeros(3)
+@pytest.mark.parametrize("model", ["er", "er_ace"])
+def test_weights_of_bn_are_the_shares_of_the_tasks_and_their_running_average(model):
+    """The mean over the forward passes of a step, of which every one moves the running statistics."""
+    rows, effective = recorded("bn", model), np.zeros(3)
     for number, batches in enumerate(rows["steps"]):
-        tasks = np.concatenate(list(batches.values()))
-        share = np.bincount(tasks, minlength=3) / len(tasks)
-        effective = 0.9 * effective + 0.1 * share
+        forwards = [np.concatenate([*batches.values()])] if model == "er" else [*batches.values()]
+        shares = [np.bincount(tasks, minlength=3) / len(tasks) for tasks in forwards]
+        for share in shares:
+            effective = 0.9 * effective + 0.1 * share
         for layer in range(2):
-            assert_close(rows["weight"][number][:, layer], share, atol=1e-6)
+            assert_close(rows["weight"][number][:, layer], np.mean(shares, axis=0), atol=1e-6)
             assert_close(rows["effective"][number][:, layer], effective, atol=1e-6)
     assert rows["step"].tolist() == list(range(9))
     assert rows["task"].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert rows["layers"].tolist() == ["norm1", "norm2"]
-
-
-def test_every_forward_moves_the_running_statistics():
-    rows = recorded("bn", "er_ace")
-    effective = np.zeros(3)
-    for number, batches in enumerate(rows["steps"]):
-        shares = [np.bincount(tasks, minlength=3) / len(tasks) for tasks in batches.values()]
-        for share in shares:
-            effective = 0.9 * effective + 0.1 * share
-        assert_close(rows["weight"][number][:, 0], np.mean(shares, axis=0), atol=1e-6)
-        assert_close(rows["effective"][number][:, 0], effective, atol=1e-6)
 
 
 def test_cumulative_average_gives_every_batch_the_same_weight():
@@ -259,15 +242,13 @@ def test_a_run_that_is_cut_off_has_the_same_recordings(probed, tmp_path):
 
 
 def test_missing_or_damaged_recordings_ask_for_a_rerun(tmp_path):
-    run = runner(tmp_path)
-    first = run(*WORDS)
-    refused = run(*WORDS, "--probe", "weights")
-    assert (refused.code, "--rerun" in refused.stderr) == (2, True)
-    recorded = run(*WORDS, "--probe", "weights", "--rerun")
-    assert without_times(recorded.record) == without_times(first.record)
-    assert "not trained again" in run(*WORDS, "--probe", "weights").stderr
-    (first.folder / "recordings" / "weights.npz").write_bytes(b"damaged")
-    assert run(*WORDS, "--probe", "weights").code == 2
+    run, words = runner(tmp_path), [*WORDS, "--probe", "weights"]
+    assert run(*WORDS).code == 0
+    assert run(*words).code == 2
+    folder = run(*words, "--rerun").folder
+    assert "not trained again" in run(*words).stderr
+    (folder / "recordings" / "weights.npz").write_bytes(b"damaged")
+    assert run(*words).code == 2
 
 
 def test_a_checkpoint_without_the_recording_starts_over(tmp_path):

@@ -60,12 +60,6 @@ def test_the_spread_of_a_gaussian_stream_falls_with_its_strength():
     assert deviations == pytest.approx(expected, rel=0.05)
 
 
-def test_a_resumed_stream_goes_on_in_the_same_order():
-    stream = make_stream(SPEC).without_boundaries("gaussian", 0.5)
-    whole, rest = ([batch.images for batch in stream.batches(0, 0, first)] for first in (0, 7))
-    assert torch.equal(torch.cat(whole[7:]), torch.cat(rest))
-
-
 def test_images_from_files_come_in_the_order_of_those_in_memory():
     kept = make_stream(SPEC)
     numbers, labels = sample_numbers(kept.train_data.images), kept.train_labels
@@ -125,10 +119,11 @@ def test_er_ace_replays_as_soon_as_the_buffer_has_samples():
     assert method.highest_seen == 3  # only the classes of the batch compete
 
 
-def test_adab2n_balances_classes_by_default():
+def test_classes_are_balanced_by_default():
     shared = {"model": "er", "norm": "adab2n", "dataset": "seq-digits"}
-    config = resolve(shared | {"boundary": "none"})
-    assert (config.balance_groups, config.absent_tasks, config.eval_every) == ("class", "ignored", 15)
+    config = resolve(shared | {"boundary": "none", "buffer_mode": "ring"})
+    assert (config.balance_groups, config.absent_tasks, config.ring_quota) == ("class", "ignored", "class")
+    assert config.eval_every == 15
     config = resolve(shared | {"boundary": "gaussian", "balance_groups": "source"})
     assert (config.balance_groups, config.boundary_strength) == ("source", 0.5)
 
@@ -186,8 +181,3 @@ def test_a_method_with_hooks_of_its_own_needs_boundaries_unless_it_says_otherwis
     assert (Method.requires_boundaries(), WithHook.requires_boundaries()) == (False, True)
     assert WithSamples.requires_boundaries()  # a stream without boundaries has one order, of its own samples
     assert not Indifferent.requires_boundaries()
-
-
-def test_a_ring_buffer_is_divided_by_class():
-    config = resolve({"model": "er", "dataset": "seq-digits", "boundary": "none", "buffer_mode": "ring"})
-    assert config.ring_quota == "class"

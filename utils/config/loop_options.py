@@ -87,6 +87,12 @@ def check_training(config: dict[str, Any], explicit: dict[str, Any]) -> None:
         if config.get("lr_milestones"):
             raise UsageError("--n_iters counts steps and --lr_milestones epochs; set --lr_milestones none")
         config["n_epochs"] = None
+    if config.get("current_share") is not None:
+        if "minibatch_size" in explicit:
+            raise UsageError("--minibatch_size and --current_share contradict each other; give one")
+        config["minibatch_size"] = None
+    if config.get("replay_forward") == "auto":
+        config["replay_forward"] = default_replay_forward(config["model"], config["norm"])
     if "stop_after" in config and config["stop_after"] == config.get("n_tasks"):
         config["stop_after"] = None  # the same run as without it
     if optimizer != "sgd" and config.get("optim_mom"):
@@ -133,16 +139,6 @@ def check_boundary(config: dict[str, Any], explicit: dict[str, Any]) -> None:
     for name, value in (task_options | {"current_share": options.ONE_OF_TASKS_SEEN, "classifier": "seen"}).items():
         if config.get(name) == value:
             raise UsageError(f"--{name}{'' if value is True else f' {value}'} {needs}; remove it")
-
-
-def check_buffer(config: dict[str, Any], explicit: dict[str, Any]) -> None:
-    """Raise UsageError where options of the buffer contradict each other; set those that follow from others."""
-    if config.get("current_share") is not None:
-        if "minibatch_size" in explicit:
-            raise UsageError("--minibatch_size and --current_share contradict each other; give one")
-        config["minibatch_size"] = None
-    if config.get("replay_forward") == "auto":
-        config["replay_forward"] = default_replay_forward(config["model"], config["norm"])
 
 
 # --- the options ------------------------------------------------------------------------------------------------------

@@ -84,7 +84,6 @@ def resolve(explicit: dict[str, Any]) -> Config:
     if model.build.rebuilds_network and norm.traits.get("needs_past_tasks"):
         raise UsageError(f"--norm {norm.name} needs one network for all tasks; --model {model.name} has several")
     loop_options.check_training(config, explicit)
-    loop_options.check_buffer(config, explicit)
     loop_options.check_boundary(config, explicit)
     for selector, entry in entries.items():
         flags = own_flags(selector, entry, options)

@@ -96,13 +96,11 @@ def contradictions(record: dict[str, Any]) -> Iterator[str]:
     except UsageError:  # of a plug-in that is not loaded
         options = {}
     for name, value in config.items():
-        if name in identity:
-            agrees = identity[name] == value
-        elif name in options and options[name].changes_numbers and f"{name}_sha256" not in identity:
-            agrees = options[name].omit_from_hash_at == (tuple(value) if isinstance(value, list) else value)
-        else:
-            agrees = True
-        if not agrees:
+        expected = identity.get(name, value)
+        is_hashed = name in options and options[name].changes_numbers
+        if is_hashed and not {name, f"{name}_sha256"} & identity.keys():
+            expected = options[name].omit_from_hash_at
+        if value != (list(expected) if isinstance(expected, tuple) else expected):
             yield f"{name} is {value} in its configuration, and not in its identity"
     for setting, result in record["results"].items() if record["status"] == "finished" else ():
         recorded, run = result["metrics"], measured_in(result)

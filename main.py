@@ -1,10 +1,4 @@
-"""One run: arguments, build, train, record. Or several, one for each of `--seeds`.
-
-python main.py --model derpp --norm adab2n --dataset seq-cifar100
-python main.py --list            what there is
-python main.py --check_data --dataset seq-cifar100
-python main.py --help            every flag
-"""
+"""One run: arguments, build, train, record. Or several, one for each of `--seeds`."""
 
 from __future__ import annotations
 

@@ -264,12 +264,9 @@ def switches() -> list[list[str]]:
 def build_parser(
     entries: Mapping[str, Entry] | None = None, *, only: bool = False, defaults: Mapping[str, str] | None = None
 ) -> Parser:
-    """Return the parser of all flags; a flag that several parts share is that of the chosen part.
+    """Return the parser of all flags; a flag that several parts share is that of the chosen part, in `entries`.
 
-    Args:
-        entries: The chosen parts by selector.
-        only: Leave out the flags of all other parts, for help.
-        defaults: What help says on the defaults of a run, by flag.
+    For help, `only` leaves out the flags of all other parts, and `defaults` are the texts on defaults by flag.
     """
     defaults = defaults or {}
     parser = Parser(

@@ -1,11 +1,4 @@
-"""Training from Python: the same runs, records and folders as on the command line.
-
-from utils.run.api import run
-
-result = run(model="derpp", norm="adab2n", dataset="seq-digits", seeds=3)
-result.metrics                  # one row per seed
-result.accuracy["class_il"]     # accuracy on every task after every task
-"""
+"""Training from Python: the same runs, records and folders as on the command line."""
 
 from __future__ import annotations
 

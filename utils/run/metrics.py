@@ -131,13 +131,9 @@ def measured(
     evals: Sequence[dict[str, Any]] = (),
     confusion: Sequence[Sequence[int]] | None = None,
 ) -> Measured:
-    """Return what metrics are computed from.
+    """Return what metrics are computed from. Entries of the matrix that were not measured may be missing or None.
 
-    Args:
-        matrix: Accuracies after every task. Entries that were not measured may be missing or None.
-        untrained: Accuracies before any training, or None.
-        evals: The evaluations while a task was trained, with its number (`task`) and their accuracies (`accuracy`).
-        confusion: The confusion matrix at the end, or None.
+    `evals` are the evaluations while tasks were trained, each with its `task` and `accuracy`.
     """
     rows = [[value for value in row if value is not None] for row in matrix]
     ends = rows if len(rows) == 1 else [row[: task + 1] for task, row in enumerate(rows)]

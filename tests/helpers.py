@@ -117,19 +117,29 @@ def scatter_norms(net: torch.nn.Module) -> None:
                 tensor.copy_(0.5 + torch.rand(tensor.shape, generator=noise))
 
 
-def two_layers_by_hand(net, norm: str, x: torch.Tensor, weights=None, statistics=None):
-    """Logits of the two-layer network, and the statistics used: given ones, or those of the weighted batch."""
+def two_layers_by_hand(net, norm: str, x: torch.Tensor, weights=None, statistics=None, hats=None):
+    """Logits of the two-layer network, and the statistics used: given ones, or those of the weighted batch.
+
+    `weights` are of all layers, or a list with those of each. Normalized values, which keep their gradients, are added
+    to `hats`.
+    """
     used = []
     for number, (linear, layer) in enumerate(((net.linear1, net.norm1), (net.linear2, net.norm2))):
-        a = linear(x.flatten(1))
-        if norm == "cn":
-            a = F.group_norm(a, 4)
-        if statistics is None:
-            w = torch.full((len(a), 1), 1 / len(a), dtype=a.dtype) if weights is None else weights[:, None]
-            mean = (w * a).sum(0)
-            used.append((mean, (w * (a - mean) ** 2).sum(0)))
-        mean, var = used[number] if statistics is None else statistics[number]
-        x = torch.relu((a - mean) / (var + 1e-5).sqrt() * layer.weight + layer.bias)
+        hat = a = linear(x.flatten(1))
+        if norm in ("cn", "gn"):
+            hat = a = F.group_norm(a, 4)
+        if norm != "gn":
+            if statistics is None:
+                w = torch.full((len(a),), 1 / len(a), dtype=a.dtype) if weights is None else weights
+                w = (w[number] if isinstance(w, list) else w)[:, None]
+                mean = (w * a).sum(0)
+                used.append((mean, (w * (a - mean) ** 2).sum(0)))
+            mean, var = used[number] if statistics is None else statistics[number]
+            hat = (a - mean) / (var + 1e-5).sqrt()
+        if hats is not None:
+            hat.retain_grad()
+            hats.append(hat)
+        x = torch.relu(hat if layer.weight is None else hat * layer.weight + layer.bias)
     return net.classifier(x), used
 
 

@@ -8,7 +8,15 @@ import torch
 from conftest import runner
 from torch.nn import functional as F
 
-from tests.helpers import StepRecorder, assert_close, build_run, make_spec, make_stream, run_config
+from tests.helpers import (
+    StepRecorder,
+    assert_close,
+    build_run,
+    make_spec,
+    make_stream,
+    run_config,
+    two_layers_by_hand,
+)  # fmt: skip
 from tests.models.cut_off import Killed, Steps, watched_by
 from tests.outcomes import TIMES
 from utils.config.registry import OBSERVERS
@@ -19,7 +27,7 @@ from utils.run.training import Training
 from utils.step import CURRENT, StepIndex
 
 SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 4, 4))
-GROUPS, EPS = 4, 1e-5
+GROUPS = 4
 
 
 def second_task(norm: str, model: str = "er", **changes):
@@ -40,34 +48,6 @@ def second_task(norm: str, model: str = "er", **changes):
     return method, next(stream.batches(1, 0, 0)), StepIndex(1, 3)
 
 
-# --- the two-layer network by hand ------------------------------------------------------------------------------------
-
-
-def normalized(norm: str, a: torch.Tensor, weights: torch.Tensor):
-    """The representation, and the batch statistics it was made with."""
-    if norm in ("gn", "cn"):
-        grouped = a.view(len(a), GROUPS, -1)
-        grouped = (grouped - grouped.mean(2, keepdim=True)) / (grouped.var(2, correction=0, keepdim=True) + EPS).sqrt()
-        a = grouped.view_as(a)
-    if norm == "gn":
-        return a, None
-    mean = (weights.unsqueeze(1) * a).sum(0)
-    var = (weights.unsqueeze(1) * (a - mean) ** 2).sum(0)
-    return (a - mean) / (var + EPS).sqrt(), (mean, var)
-
-
-def by_hand(norm: str, net, inputs, by_layer):
-    """Logits, and of both layers the representation (which keeps its gradient) and the statistics."""
-    out, seen = inputs.flatten(1), []
-    for linear, layer, weights in ((net.linear1, net.norm1, by_layer[0]), (net.linear2, net.norm2, by_layer[1])):
-        hat, statistics = normalized(norm, linear(out), weights)
-        hat.retain_grad()
-        scaled = hat if layer.weight is None else layer.weight * hat + layer.bias
-        seen.append((hat, statistics))
-        out = F.relu(scaled)
-    return net.classifier(out), seen
-
-
 @pytest.mark.parametrize("norm", ["bn", "cn", "gn", "adab2n"])
 def test_stability_and_statistics_of_a_step(norm):
     method, batch, place = second_task(norm, **({"lambd": 0.0} if norm == "adab2n" else {}))
@@ -79,33 +59,31 @@ def test_stability_and_statistics_of_a_step(norm):
     inputs = torch.cat([part.inputs for part in step.batches.values()])
     labels = torch.cat([part.labels for part in step.batches.values()])
     tasks = torch.cat([part.tasks for part in step.batches.values()])
-    weights = torch.full((len(tasks),), 1 / len(tasks), dtype=torch.float64)
+    by_layer, hats = None, []
     if norm == "adab2n":
         counts = torch.stack([(tasks == task).sum() for task in range(2)])
         pseudo = [torch.stack([psi[layer] for psi in before.norms.psi]).exp() + counts for layer in (0, 1)]
         by_layer = [((p / p.sum())[tasks] / counts[tasks]).detach() for p in pseudo]
-    else:
-        by_layer = [weights, weights]
-    logits, seen = by_hand(norm, before, inputs, by_layer)
+    logits, used = two_layers_by_hand(before, norm, inputs, by_layer, hats=hats)
     loss = F.cross_entropy(logits, labels)
     loss.backward()
     stability = probes[0].recording()
     assert_close(stability["loss"], [loss.item()], rtol=1e-6)
-    dots, hats, grads = [], [], []
-    for number, (hat, _) in enumerate(seen):
+    dots, lengths, grads = [], [], []
+    for number, hat in enumerate(hats):
         dot, length, magnitude = (hat * hat.grad).sum(), hat.norm(), hat.grad.norm()
         assert_close(stability["cosine"][0][number], (dot / length / magnitude).item(), atol=1e-6)
         assert_close(stability["magnitude"][0][number], magnitude.item(), rtol=1e-5)
         dots.append(dot)
-        hats.append(length**2)
+        lengths.append(length**2)
         grads.append(magnitude**2)
-    whole = sum(dots) / (sum(hats) * sum(grads)).sqrt()
+    whole = sum(dots) / (sum(lengths) * sum(grads)).sqrt()
     assert_close(stability["cosine_of_all"], [whole.item()], atol=1e-6)
     assert_close(stability["magnitude_of_all"], [sum(grads).sqrt().item()], rtol=1e-5)
     if norm == "gn":
         return
     statistics = probes[1].recording()
-    for number, (_, (mean, var)) in enumerate(seen):
+    for number, (mean, var) in enumerate(used):
         assert_close(statistics["batch_mean"][0][number], mean.norm().item(), rtol=1e-5)
         assert_close(statistics["batch_var"][0][number], var.norm().item(), rtol=1e-5)
     for number, (_, layer) in enumerate(norm_layers(method.net)):
@@ -122,15 +100,14 @@ def test_separate_forwards_count_together():
     assert list(step.batches) == [CURRENT, "replay"]
     loss, seen = 0.0, []
     for name, part in step.batches.items():
-        alike = torch.full((len(part),), 1 / len(part), dtype=torch.float64)
-        logits, layers = by_hand("bn", before, part.inputs, [alike, alike])
+        logits, _ = two_layers_by_hand(before, "bn", part.inputs, hats=(hats := []))
         if name == CURRENT:
             closed = torch.ones(SPEC.n_classes, dtype=torch.bool)
             closed[int(part.labels.max()) :] = False
             closed[part.labels] = False
             logits = logits.masked_fill(closed, torch.finfo(torch.float64).min)
         loss = loss + F.cross_entropy(logits, part.labels)
-        seen.append(layers[1][0])
+        seen.append(hats[1])
     loss.backward()
     hat, gradient = torch.cat(seen), torch.cat([part.grad for part in seen])
     assert_close(probe.recording()["cosine"][0][1], F.cosine_similarity(hat.flatten(), gradient.flatten(), 0).item(),

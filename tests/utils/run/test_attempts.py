@@ -12,28 +12,14 @@ from stopped_runs import Stop, observers_added, stopped
 import utils.run.execution
 import utils.run.observers
 from models.method import Method
+from tests.models.cut_off import Killed, Steps
 from tests.outcomes import change_record, outcome
-from utils.run.observers import Observer
 from utils.run.records import conditions
 
 COMMAND = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "4"]
 COMMAND += ["--debug_mode", "--buffer_size", "20", "--save_model", "--checkpoint_every", "2", "--log_every", "1"]
 STEPS, STOPPED_AT = 15, 8
 WHOLE = {"config.json", "lock", "metrics.jsonl", "model.safetensors", "record.json"}
-
-
-class Killed(BaseException):
-    """Ends a command where it stands, as SIGKILL would."""
-
-
-class Watch(Observer):
-    """Calls a function after every step, with its number counted from 1."""
-
-    def __init__(self, look):
-        self.look = look
-
-    def on_step(self, step):
-        self.look(step.index.step + 1)
 
 
 @contextlib.contextmanager
@@ -75,26 +61,25 @@ def is_like(results, straight):
 
 
 def test_rerun_keeps_the_record_before_and_starts_from_the_beginning(results, straight):
-    first, steps = runner(results)(*COMMAND), []
-    with observers_added(Watch(steps.append)):
+    first = runner(results)(*COMMAND)
+    with observers_added(steps := Steps()):
         second = runner(results)(*COMMAND, "--rerun")
     assert (second.code, second.stderr) == (0, "")
-    assert steps == [*range(1, STEPS + 1)]
+    assert steps.done == [*range(STEPS)]
     assert json.loads((first.folder / "record.old.json").read_text()) == first.record != second.record
     assert names(first.folder) == WHOLE | {"record.old.json"}
     assert is_like(results, straight)
     assert ANSWERED.fullmatch(runner(results)(*COMMAND).stderr)
 
 
-@pytest.mark.parametrize(("flags", "first"), [([], STOPPED_AT + 1), (["--rerun"], 1)])
+@pytest.mark.parametrize(("flags", "first"), [([], STOPPED_AT), (["--rerun"], 0)])
 def test_interrupted_rerun_is_resumed_by_the_plain_command_and_restarted_by_another(results, straight, flags, first):
     finished = runner(results)(*COMMAND)
     folder = stopped(results, *COMMAND, "--rerun", at=STOPPED_AT)
     assert not (folder / "record.json").exists()
-    steps = []
-    with observers_added(Watch(steps.append)):
+    with observers_added(steps := Steps()):
         assert runner(results)(*COMMAND, *flags).code == 0
-    assert steps == [*range(first, STEPS + 1)]
+    assert steps.done == [*range(first, STEPS)]
     assert json.loads((folder / "record.old.json").read_text()) == finished.record
     assert is_like(results, straight)
 

@@ -12,11 +12,11 @@ from collections import Counter
 import pytest
 import torch
 from conftest import goes_on, runner
-from stopped_runs import names
+from stopped_runs import names, observers_added
 from stopped_runs import stopped as stop_run
 
 import utils.run.checkpoints
-from models.method import Method
+from tests.models.cut_off import Steps
 from tests.outcomes import outcome
 from utils.config.loop_options import Interval, interval
 from utils.errors import UsageError
@@ -168,21 +168,17 @@ def test_two_hundred_mutations_are_all_noticed(copy, other_run, capsys):
     }  # fmt: skip
 
 
-def test_run_with_a_damaged_checkpoint_goes_on_from_the_previous_one(copy, straight, monkeypatch):
+def test_run_with_a_damaged_checkpoint_goes_on_from_the_previous_one(copy, straight):
     run, folder = copy
     path = newest(folder)
     path.write_bytes(flip_bit(path.read_bytes(), random.Random(7)))
-    steps = []
-    original = Method.step
-    monkeypatch.setattr(
-        Method, "step", lambda self, batch, place: steps.append(place.step) or original(self, batch, place)
-    )
-    finished = run(*COMMAND, *EVERY_4)
+    with observers_added(steps := Steps()):
+        finished = run(*COMMAND, *EVERY_4)
     assert finished.code == 0
     line, note = finished.stderr.splitlines(keepends=True)
     assert line.startswith(f"warning: {path} is damaged (")
     assert note == goes_on(PREVIOUS)
-    assert steps == list(range(PREVIOUS, 145))
+    assert steps.done == list(range(PREVIOUS, 145))
     assert same_end(outcome(folder.parent.parent), straight) == ALIKE
     assert names(folder) == ["checkpoint-000000043.damaged"]
 

@@ -8,12 +8,13 @@ import pytest
 
 from models.method import Method
 from models.sgd import Sgd
-from tests.helpers import build_run, make_spec, make_stream, run_config, sample_numbers
+from tests.helpers import build_run, make_spec, make_stream, record_steps, run_config, sample_numbers
 from tests.models.cut_off import with_checkpoints
 from utils.errors import RunFailed
 from utils.run.evaluation import accuracies
 from utils.run.observers import Observer
-from utils.run.training import Training, batches_per_epoch, total_steps
+from utils.run.training import Training, total_steps
+from utils.step import CURRENT
 
 
 def scheduled(**changes) -> Method:
@@ -42,13 +43,6 @@ def test_learning_rate_at_the_ends_of_three_tasks(changes, starts, ends):
 def counted(**changes) -> SimpleNamespace:
     counts = {"batch_size": 10, "debug_mode": False, "drop_last": False, "n_epochs": 4, "n_iters": None}
     return SimpleNamespace(**(counts | changes))
-
-
-@pytest.mark.parametrize(("size", "rounded", "full"), [(10, 1, 1), (21, 3, 2), (29, 3, 2), (3, 1, 0), (41, 5, 4)])
-def test_batches_per_epoch(size, rounded, full):
-    for drop_last, batches in ((False, rounded), (True, full)):
-        assert batches_per_epoch(counted(drop_last=drop_last), size) == batches
-        assert batches_per_epoch(counted(drop_last=drop_last, debug_mode=True), size) == min(batches, 3)
 
 
 def test_total_steps():
@@ -148,26 +142,14 @@ def test_the_logged_learning_rate_follows_the_schedule():
     assert rates == pytest.approx([0.1, 0.02, 0.02, 0.004, 0.004, 0.0008])
 
 
-class Recording(Sgd):
-    """Fine-tuning that keeps the numbers of the samples of every batch."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.seen = []
-
-    def batches(self, batch, index):
-        self.seen.append((index.task, index.step, sample_numbers(batch.images).tolist()))
-        assert batch.labels.tolist() == batch.labels_host.tolist()
-        assert batch.tasks.tolist() == batch.tasks_host.tolist() == [index.task] * len(batch)
-        return super().batches(batch, index)
-
-
 def recorded_batches(seed: int = 0) -> list[tuple[int, int, list[int]]]:
+    """Return task, step and numbers of the samples of every batch."""
     config, stream = run_config("sgd", n_epochs=3, seed=seed), class_stream(seed=seed)
-    net, method = build_run(config, stream)
-    recording = Recording(net, config, stream.spec, method.augment, None)
-    Training(config, stream, recording).run()
-    return recording.seen
+
+    def look(step):
+        return step.index.task, step.index.step, sample_numbers(step.batches[CURRENT].images).tolist()
+
+    return record_steps(config, stream, look)[0]
 
 
 def test_every_sample_of_a_task_is_seen_once_in_every_epoch():

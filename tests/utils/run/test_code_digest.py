@@ -9,6 +9,7 @@ import pytest
 import sklearn.datasets  # noqa: F401 (once here, not in every fork)
 import torch._dynamo  # noqa: F401
 from conftest import ANSWERED, Finished, call, goes_on
+from forked import refusal
 
 from tests.outcomes import logged
 from utils.config.resolve import SELECTORS, resolve
@@ -110,10 +111,8 @@ class Mine:
     def refused(self, *words: str) -> str:
         """The one line, of a command that leaves everything as it is."""
         before = self.content()
-        finished = self.run(*words)
-        assert (finished.code, finished.stdout) == (2, "")
+        line = refusal(self.run(*words))
         assert self.content() == before
-        (line,) = finished.stderr.splitlines()
         return line
 
 

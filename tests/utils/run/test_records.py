@@ -9,6 +9,7 @@ from operator import getitem
 
 import pytest
 from conftest import ANSWERED, runner
+from forked import refusal
 
 from scripts.reproduce import main as reproduce
 from tests.scripts.records import finish
@@ -79,9 +80,7 @@ def test_record_that_cannot_be_trusted_is_refused_and_replaced_by_a_rerun(finish
     reason = BAD[how][1].format(first.record["run"] if how == "renamed" else other.record["run"])
     before = path.read_bytes()
     for flags in ([], ["--accept_changed_code"], ["--dry_run"]):
-        refused = runner(results)(*COMMAND, *flags)
-        assert (refused.code, refused.stdout) == (2, "")
-        (line,) = refused.stderr.splitlines()
+        line = refusal(runner(results)(*COMMAND, *flags))
         assert all(word in line for word in (str(path), reason, "--rerun"))
     assert path.read_bytes() == before
 
@@ -99,9 +98,7 @@ def test_folder_that_was_renamed_is_of_another_run(finished, results):
     shutil.copytree(other.folder, results / "runs" / first.folder.name)
     with pytest.raises(BadRecord, match=f"it is of another run, {other.folder.name}"):
         read_record(results / "runs" / first.folder.name / "record.json")
-    refused = runner(results)(*COMMAND)
-    assert refused.code == 2
-    assert f"of another run, {other.folder.name}; --rerun" in refused.stderr
+    assert f"of another run, {other.folder.name}; --rerun" in refusal(runner(results)(*COMMAND))
     assert read_record(source / "runs" / other.folder.name / "record.json") == other.record
 
 

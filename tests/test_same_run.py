@@ -32,6 +32,6 @@ def test_flags_that_change_numbers_are_other_runs():
     others = """lr 0.04, seed 1, class_order_seed 1, norm adab2n, n_tasks 2, alpha 0.2, minibatch_size 11,
         buffer_size 100, buffer_mode ring, num_filters 8, validation 0.1, debug_mode, dtype float64, optim_mom 0.9,
         scenario offline, replay_forward joint, norm adab2n --replay_forward separate, amp bfloat16, classifier seen,
-        hold_out 0.1"""
+        hold_out 0.1, optimizer adam --optim_mom 0, optim_mom 0.9 --nesterov, drop_last, n_iters 5, stop_after 2"""
     names = [name_of(), *(name_of(f"--{flags.strip()}") for flags in others.split(","))]
-    assert len(set(names)) == len(names) == 21
+    assert len(set(names)) == len(names) == 26

@@ -4,34 +4,10 @@ import pytest
 
 from tests.helpers import assert_close, build_run, make_spec, make_stream, record_steps, run_config, weights_of
 from tests.utils.run.test_training import Notebook
-from utils.config.resolve import resolve
-from utils.run.identity import run_identity
 from utils.run.training import Cursor, Training
 from utils.step import StepIndex
 
-ER = {"model": "er", "dataset": "seq-digits"}
 DIGITS = ["--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8", "--batch_size", "40"]
-
-
-# --- which runs they are ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "omit_from_hash_at", "other"),
-    [
-        ("optimizer", "sgd", "adam"),
-        ("nesterov", False, True),
-        ("drop_last", False, True),
-        ("n_iters", None, 5),
-        ("stop_after", None, 2),
-    ],
-)
-def test_at_what_runs_did_before_they_rename_none(name, omit_from_hash_at, other):
-    momentum = {"optim_mom": 0.9} if name == "nesterov" else {}
-    plain = run_identity(resolve(ER | momentum), make_spec())
-    assert name not in plain
-    assert getattr(resolve(ER), name) == omit_from_hash_at
-    assert run_identity(resolve(ER | momentum | {name: other}), make_spec())[name] == other
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------

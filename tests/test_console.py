@@ -77,15 +77,6 @@ def test_signals_that_were_blocked_are_heard():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
-def test_a_signal_is_only_noted_while_it_is_held():
-    with Signals() as signals:
-        with signals.held():
-            signal.raise_signal(signal.SIGINT)
-            assert signals.received == signal.SIGINT
-        with pytest.raises(Interrupted):
-            signals.check()
-
-
 def test_nohup_is_respected():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

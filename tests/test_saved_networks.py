@@ -106,16 +106,13 @@ def test_network_that_is_not_what_its_record_says_is_refused(saved, tmp_path, da
 
 
 def test_finished_run_without_its_network_asks_for_a_rerun(run_main, monkeypatch):
-    finished = run_main("--model", "sgd", *TINY)
-    assert "--rerun" in refusal(run_main("--model", "sgd", *TINY, "--save_model"))
-    saved = run_main("--model", "sgd", *TINY, "--save_model", "--rerun")
-    assert saved.code == 0
-    assert (finished.folder / "model.safetensors").is_file()
+    words = ["--model", "sgd", *TINY, "--save_model"]
+    path = run_main(*words).folder / "model.safetensors"
     refuse_to_train(monkeypatch)
-    assert run_main("--model", "sgd", *TINY, "--save_model").code == 0
-    for damage in (lambda path: path.write_bytes(path.read_bytes()[:-1]), lambda path: path.unlink()):
-        damage(finished.folder / "model.safetensors")
-        line = refusal(run_main("--model", "sgd", *TINY, "--save_model"))
+    assert run_main(*words).code == 0
+    for damage in (lambda: path.write_bytes(path.read_bytes()[:-1]), path.unlink):
+        damage()
+        line = refusal(run_main(*words))
         assert "model.safetensors" in line
         assert "--rerun" in line
 

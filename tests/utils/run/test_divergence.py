@@ -23,7 +23,7 @@ def reason(results, *words):
     return line
 
 
-SGD, ER = (["--model", model, *SMALL] for model in ("sgd", "er"))
+SGD = ["--model", "sgd", *SMALL]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,6 @@ SGD, ER = (["--model", model, *SMALL] for model in ("sgd", "er"))
     [
         ([*SGD, "--batch_size", "200", "--lr", "1e18"], "not finite after step 2", False),  # though its loss is finite
         ([*SGD, "--lr", "1e30"], "nan at step 2", False),
-        ([*ER, "--lr", "1e20"], "at step", False),
         ([*ADA, "--lambd", "1e8"], "step 3", True),
         ([*ADA, "--lambd", "1e5"], "test images", True),
     ],

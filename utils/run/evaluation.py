@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 
 from models.method import Method
@@ -70,12 +69,6 @@ def count_correct(method: Method, stream: Stream, task: int, confusion: torch.Te
         pairs = batch.labels * len(confusion) + among_all
         confusion.view(-1).index_add_(0, pairs, torch.ones_like(pairs))
     return correct
-
-
-def accuracy_on_classes(confusion: torch.Tensor, classes: np.ndarray) -> float:
-    """Return the accuracy (%) on the test images of these classes."""
-    rows = confusion.cpu().numpy()[classes]
-    return float(100 * rows[np.arange(len(classes)), classes].sum() / rows.sum())
 
 
 @torch.no_grad()

@@ -2,13 +2,11 @@
 
 import ctypes
 import os
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from forked import ROOT
 from helpers import CPU, build_run, make_spec, make_stream, run_config
 
 from datasets.seq_digits import SeqDigits
@@ -135,14 +133,12 @@ def test_deterministic_run_uses_deterministic_algorithms_and_has_the_same_result
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     command = ["--model", "er", *DIGITS, "--debug_mode", "--device", "cpu"]
-    plain = run_main(*command)
+    plain = run_main(*command).record
     assert asked == []
-    deterministic = run_main(*command, "--rerun", "--deterministic")
-    assert (deterministic.code, asked) == (0, [True])
+    deterministic = run_main(*command, "--rerun", "--deterministic").record
+    assert (asked, torch.backends.cudnn.benchmark) == ([True], False)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert torch.backends.cudnn.benchmark is False
-    assert deterministic.folder == plain.folder
-    assert deterministic.record["results"] == plain.record["results"]
+    assert (deterministic["run"], deterministic["results"]) == (plain["run"], plain["results"])
 
 
 def test_deterministic_steps_fill_no_new_memory(monkeypatch):
@@ -190,33 +186,17 @@ def test_a_step_in_half_precision(norm):
 
 # --- memory ---------------------------------------------------------------------------------------------------
 
-KEEPS_MEMORY = """
-import ctypes
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 
-class Info(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
-
-libc.mallinfo2.restype = Info
-
-def is_mapped():
-    before = libc.mallinfo2().hblks
-    libc.malloc(2**26)
-    return libc.mallinfo2().hblks > before
-
-from utils.device import keep_freed_memory
-first = is_mapped()
-keep_freed_memory()
-print(first, is_mapped())
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
 @pytest.mark.parametrize(
-    ("variables", "expected"), [({}, "True False"), ({"MALLOC_MMAP_THRESHOLD_": "1048576"}, "True True")]
-)
-def test_large_blocks_come_from_memory_that_is_kept(variables, expected):
-    words = [sys.executable, "-c", KEEPS_MEMORY]
-    done = subprocess.run(words, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == expected
+    ("variables", "parameters"), [({}, [-1, -3]), ({"MALLOC_MMAP_THRESHOLD_": "1048576"}, [-1])]
+)  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
+def test_freed_memory_is_kept_unless_a_variable_says_otherwise(monkeypatch, variables, parameters):
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    calls = []
+    libc = SimpleNamespace(mallopt=lambda parameter, value: calls.append(parameter))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
+    set_up_device(config_of(device="cpu"))
+    assert calls == parameters

@@ -111,12 +111,17 @@ def test_options_of_a_policy_identify_a_run_and_those_of_an_observer_do_not(mine
     assert any(name.endswith("hard_samples.py") for name in first.record["sources"])
 
 
-@pytest.mark.parametrize(("every", "starts_over"), [("2", False), ("3", True)])
-def test_an_interrupted_run_starts_over_for_other_options_of_an_observer(mine, run_main, every, starts_over):
-    words = [*TINY, "--plugins", str(mine), "--checkpoint_every", "3", "--probe", "grad_norm", "--grad_every"]
+@pytest.mark.parametrize(
+    ("before", "every", "starts_over"),
+    [(["--probe", "grad_norm", "--grad_every", "2"], "2", False),
+     (["--probe", "grad_norm", "--grad_every", "2"], "3", True), ([], "2", True)],
+)  # fmt: skip
+def test_an_interrupted_run_starts_over_for_an_observer_that_it_lacks(mine, run_main, before, every, starts_over):
+    words = [*TINY, "--plugins", str(mine), "--checkpoint_every", "3"]
     with observers_added(Steps(last=7)), pytest.raises(Killed):
-        run_main(*words, "2")
-    assert ("starts over" in run_main(*words, every).stderr) == starts_over
+        run_main(*words, *before)
+    ended = run_main(*words, "--probe", "grad_norm", "--grad_every", every)
+    assert ("starts over" in ended.stderr) == starts_over
 
 
 def test_parts_with_options_of_one_name_see_their_own(mine, run_main):

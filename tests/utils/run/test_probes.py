@@ -228,15 +228,6 @@ def test_missing_or_damaged_recordings_ask_for_a_rerun(tmp_path):
     assert run(*words).code == 2
 
 
-def test_a_checkpoint_without_the_recording_starts_over(tmp_path):
-    words = [*WORDS, "--checkpoint_every", "3"]
-    with watched_by(Steps(last=20)), pytest.raises(Killed):
-        runner(tmp_path)(*words)
-    ended = runner(tmp_path)(*words, "--probe", "weights")
-    assert "starts over" in ended.stderr
-    assert read_recording(ended.folder, "weights")["step"][0] == 0
-
-
 @pytest.mark.parametrize(
     ("norm", "model", "probe", "reason"),
     [

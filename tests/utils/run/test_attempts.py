@@ -155,15 +155,19 @@ def test_killed_before_any_change_of_a_file_the_plain_command_has_the_same_end(t
 # --- conditions -------------------------------------------------------------------------------------------------------
 
 
-def test_conditions_and_what_auto_chose_are_on_record(results):
+def test_conditions_have_what_auto_chose_and_what_chooses_kernels(results, monkeypatch):
     (auto,) = runner(results)(*COMMAND).record["conditions"]
     assert auto["device"].startswith("cpu (")
-    assert (auto["num_threads"], auto["torch"]) == (1, torch.__version__)
+    assert (auto["num_threads"], auto["torch"], auto["tf32"]) == (1, torch.__version__, None)  # on a CPU
+    assert auto["instruction_set"]
+    assert auto["norm_impl"] in ("compiled", "fused")
     (named,) = runner(results)(*COMMAND, "--norm_impl", auto["norm_impl"], "--rerun").record["conditions"]
     assert auto == named
-    assert auto["norm_impl"] in ("compiled", "fused")
-    (plain,) = runner(results)(*COMMAND, "--norm", "bn", "--seed", "1").record["conditions"]
-    assert plain["norm_impl"] == "torch"
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    (other,) = runner(results)(*COMMAND, "--norm", "bn", "--deterministic").record["conditions"]
+    torch.use_deterministic_algorithms(False)
+    assert (other["norm_impl"], other["variables"]) == ("torch", "MKL_CBWR=COMPATIBLE")
+    assert (other["deterministic"], other["compile"]) == (True, False)
 
 
 def test_every_change_of_conditions_is_reported_and_recorded(results):
@@ -181,16 +185,6 @@ def test_every_change_of_conditions_is_reported_and_recorded(results):
     assert (third.code, third.stderr) == (0, goes_on(11))
     noted = [(each["norm_impl"], each["torch"]) for each in third.record["conditions"]]
     assert noted == [("fused", str(torch.__version__)), ("reference", "9.9")]
-
-
-def test_conditions_name_what_chooses_kernels(results, monkeypatch):
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    (condition,) = runner(results)(*COMMAND, "--deterministic").record["conditions"]
-    torch.use_deterministic_algorithms(False)
-    assert condition["variables"] == "MKL_CBWR=COMPATIBLE"
-    assert (condition["deterministic"], condition["compile"]) == (True, False)
-    assert condition["instruction_set"]
-    assert condition["tf32"] is None  # on a CPU
 
 
 OTHER_CONDITIONS = [

@@ -1,7 +1,9 @@
 """`--seeds`: the runs of several seeds, one after the other, as if each had been asked for alone."""
 
 import json
+import os
 import re
+import socket
 
 import numpy as np
 import pytest
@@ -113,11 +115,14 @@ def test_a_seed_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatc
 
 def test_a_seed_that_somebody_else_runs_is_left_to_them(three):
     results, _ = three
-    with folder_lock(folders(results)[1]):
+    folder = folders(results)[1]
+    with folder_lock(folder):
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
         ended = runner(results)(*RUN, "--seeds", "0,1", "--rerun")
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert ended.code == 3
     (line,) = ended.stderr.splitlines()
-    assert re.match(r"error: seed 1: er-adab2n-\S* is being run by process \d+", line)
+    assert f"seed 1: {folder.name} is being run by process {os.getpid()} on {socket.gethostname()}" in line
     assert "mean ± std over 1 of 2 seeds, %" in ended.stdout
     assert re.search(r"\(FAA\) +\d+\.\d\d +\d+\.\d\d\n", ended.stdout.split("mean ±")[1])  # one has no deviation
 

@@ -1,9 +1,8 @@
-"""Processes that are stopped by signals and kills, and two that want one folder: always the same end."""
+"""Processes that are stopped by signals and kills: always the same end."""
 
 import multiprocessing
 import os
 import signal
-import socket
 
 import pytest
 from conftest import goes_on, runner
@@ -70,52 +69,19 @@ def test_signal_while_images_are_decoded_stops_at_once(results, tmp_path):
     assert runner(results)(*words).code == 0
 
 
-# --- commands in other processes --------------------------------------------------------------------------------------
+# --- other processes --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def start(results):
-    """`start(prepare, *words)`: (process, connection) of a command in a fork.
-
-    `prepare` gets a function that sends a message to this process and waits for one.
-    """
-    started = []
-
-    def start(prepare, *words):
-        ours, theirs = multiprocessing.Pipe()
-
-        def command():
-            ours.close()
-            prepare(lambda: (theirs.send(None), theirs.recv()))
-            ended = runner(results)(*words)
-            results.with_suffix(".output").write_text(ended.stdout + ended.stderr)
-            os._exit(ended.code)
-
-        process = multiprocessing.get_context("fork").Process(target=command)
-        process.start()
-        theirs.close()
-        started.append(process)
-        return process, ours
-
-    yield start
-    for process in started:
-        process.kill()
-        process.join()
-
-
-def pause_in_evaluation(pause):
-    """Pause in the evaluation after the third task."""
-    call_before(pytest.MonkeyPatch(), utils.run.training, "evaluate", pause, 3)
-
-
-def test_second_interrupt_quits_at_once(start, results, straight):
+def test_second_interrupt_quits_at_once(results, straight):
     words = [*RUN, "--checkpoint_every", "20"]  # steps 20, 29, 49, 58, and 60 because of the signal
 
-    def prepare(_):
+    def command():
         add_observers(pytest.MonkeyPatch(), Stop({60}, signal.SIGINT))
         call_before(pytest.MonkeyPatch(), Checkpoints, "save", lambda: signal.raise_signal(signal.SIGINT), 4)
+        os._exit(runner(results)(*words).code)
 
-    process, _ = start(prepare, *words)
+    process = multiprocessing.get_context("fork").Process(target=command)
+    process.start()
     process.join()
     assert process.exitcode == 130
     (folder,) = results.glob("runs/*")
@@ -125,25 +91,6 @@ def test_second_interrupt_quits_at_once(start, results, straight):
     assert numbers(finished)[0] == straight["record"]["results"]
     assert numbers(finished)[3] == straight["network"]
     assert names(folder) == []
-
-
-def test_second_process_is_refused_until_the_first_is_killed(start, results, straight):
-    first, connection = start(pause_in_evaluation, *RUN)
-    connection.recv()
-    (folder,) = results.glob("runs/*")
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    for words in (RUN, [*RUN, "--rerun"]):
-        refused = runner(results)(*words)
-        assert (refused.code, refused.stdout) == (3, "")
-        (line,) = refused.stderr.splitlines()
-        assert f"process {first.pid} on {socket.gethostname()}" in line
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    first.kill()
-    first.join()
-    assert (folder / "lock").read_text()  # it could not tidy up
-    finished = runner(results)(*RUN)
-    assert (finished.code, finished.stderr) == (0, goes_on(87))
-    assert outcome(results) == straight
 
 
 def test_kills_make_no_difference(tmp_path):

@@ -20,6 +20,10 @@ DIGITS = ["--dataset", "seq-digits", "--num_filters", "4"]
         (["--model", "er", "--scenario", "offline"], f"{50 * 46} in 5 tasks"),
         (["--model", "er", "--n_tasks", "2", "--batch_size", "100", "--n_epochs", "3"], "48 in 2 tasks"),
         (["--model", "sgd", "--debug_mode"], "15 in 5 tasks"),
+        (["--model", "sgd", "--debug_mode", "--n_iters", "7"], "15 in 5 tasks"),
+        (["--model", "sgd", "--debug_mode", "--n_iters", "2"], "10 in 5 tasks"),
+        (["--model", "sgd", "--n_iters", "7"], "35 in 5 tasks"),
+        (["--model", "sgd", "--drop_last"], "140 in 5 tasks"),
     ],
 )
 def test_dry_run_prints_the_cost_and_toml_and_writes_nothing(run_main, results, tmp_path, flags, steps):

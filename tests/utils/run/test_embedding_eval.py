@@ -5,9 +5,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-import utils.run.training
 from tests.helpers import assert_close, build_run, make_spec, make_stream, run_config
-from tests.models.cut_off import SMALL, assert_same, finished, killed, killed_in, newest_state
 from utils.run.embedding_eval import _accuracy, class_means, nearness
 from utils.run.metrics import per_class
 from utils.run.training import Training
@@ -142,23 +140,3 @@ def test_confusion_of_the_final_network(model):
     assert all(type(count) is int for row in class_il["confusion"] for count in row)
     assert class_il["per_class"] == [100 * expected[c, c] / expected[c].sum() for c in range(6)]
     assert "confusion" not in results["task_il"]
-
-
-# --- cut off ------------------------------------------------------------------------------------------------------
-
-
-def test_a_command_that_is_cut_off_in_its_probes_ends_the_same(tmp_path):
-    """The last checkpoint is the one after the last step."""
-    words = ["--model", "er", "--norm", "adab2n", "--embedding_eval", "--eval_statistics", "buffer", *SMALL]
-    expected = finished(tmp_path / "straight", *words)
-    with killed_in(utils.run.training, "embedding_accuracies", 1):
-        killed(tmp_path / "killed", *words)
-    steps = expected["record"]["steps"]
-    assert newest_state(tmp_path / "killed")["cursor"]["step"] == steps
-    assert_same(finished(tmp_path / "killed", *words, resumed=steps), expected)
-    measured = expected["record"]["results"]["class_il"]["metrics"]
-    assert 10 < measured["ncm"] < measured["linear_probe"]
-    assert (
-        expected["record"]["identity"] | {"final_probes": True, "eval_statistics": "buffer"}
-        == expected["record"]["identity"]
-    )

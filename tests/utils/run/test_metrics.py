@@ -10,13 +10,6 @@ ODD = [[80.0, 75.0, None], [85.0, 70.0, 20.0], [90.0, 40.0, 95.0]]
 UNTRAINED = [12.0, 8.0, 15.0]
 
 
-def test_published_forgetting_is_never_negative():
-    improving = [[10.0, 5.0, None], [20.0, 30.0, 5.0], [40.0, 50.0, 60.0]]
-    summary = metrics.summary(metrics.measured(improving, None))
-    assert summary["forgetting"] == pytest.approx((-20 - 20) / 2)
-    assert summary["forgetting_as_published"] == 0
-
-
 def test_measures_of_a_whole_run():
     """Two tasks; measured twice within the first and once within the second, before their ends."""
     points = [[[30.0], [50.0], [90.0]], [[20.0, 40.0], [60.0, 80.0]]]

@@ -1,11 +1,8 @@
 """Evaluations while a task is trained, `--eval_every`: where they are, and that they change nothing else."""
 
 import pytest
-from conftest import runner
 
 from tests.helpers import build_run, make_spec, make_stream, run_config
-from tests.models.cut_off import Killed, Steps, watched_by
-from tests.outcomes import logged
 from utils.run.observers import Observer
 from utils.run.training import Training
 
@@ -52,17 +49,3 @@ def test_points_change_no_step_and_no_accuracy():
         assert result["matrix"] == without["results"][setting]["matrix"]
     assert plain.points == []
     assert "points" not in without["results"]["class_il"]
-
-
-WORDS = ["--model", "er", "--norm", "adab2n", "--dataset", "seq-digits", "--backbone", "mlp", "--hidden", "8"]
-WORDS += ["--batch_size", "40", "--checkpoint_every", "2", "--eval_every", "3"]
-
-
-def test_a_run_that_is_cut_off_has_the_same_points(tmp_path):
-    whole = runner(tmp_path / "whole")(*WORDS)
-    with watched_by(Steps(last=17)), pytest.raises(Killed):
-        runner(tmp_path / "cut")(*WORDS)
-    again = runner(tmp_path / "cut")(*WORDS)
-    assert again.record["results"] == whole.record["results"]
-    points = [[event["step"] for event in logged(run.folder) if event["event"] == "point"] for run in (whole, again)]
-    assert points[0] == points[1] != []

@@ -113,6 +113,8 @@ class Registry:
                 raise ValueError(message)
             if self.base and not hasattr(build, self.base[1]):
                 raise TypeError(f"{self.kind} {name!r} must be a class derived from {self.base[0]}")
+            if missing := sorted(getattr(build, "__abstractmethods__", ())):
+                raise TypeError(f"{self.kind} {name!r} must define {' and '.join(missing)}")
             line = help or (inspect.getdoc(build) or "").split("\n")[0]
             entry = Entry(name, build, line, options, rules, traits, module)
             self._check_names(entry)

@@ -189,6 +189,13 @@ MISTAKES = {  # folders with their files, the words of the command, keywords of 
 }
 
 
+HALF_A_POLICY = """
+from utils.config.registry import BUFFERS
+from utils.data.buffer import Policy
+@BUFFERS.register("half")
+class Half(Policy):
+    def slots(self, batch, draw): ...
+"""
 FAILURES = {  # the second file of a folder, keywords of the warning
     "syntax error": ("\n\ndef wrong(:\n", ["line 3", "SyntaxError"]),
     "exception": ("def f():\n    raise OSError('one\\ntwo')\n\nf()\n", ["line 2", "OSError: one two"]),
@@ -202,6 +209,7 @@ FAILURES = {  # the second file of a folder, keywords of the warning
         NORM.format(keywords="options=(Option('num_filters', str, ''),)"),
         ["'num_filters'", "a backbone and a norm"],
     ),
+    "policy without a method": (HALF_A_POLICY, ["'half'", "filled"]),
 }
 
 

@@ -161,7 +161,7 @@ ADA = ["--norm", "adab2n"]
         ([*ER, "none", "--n_iters", "5"], "one pass"),
         ([*ER, "none", "--boundary_strength", "0.5"], "--boundary_strength"),
         ([*ER, "sharp", "--boundary_strength", "0.5"], "--boundary_strength"),
-        (["--model", "er", "--dataset", "perm-digits", "--boundary", "none"], "perm-digits"),
+        (["--model", "er", "--dataset", "perm-digits", "--boundary", "none"], "remove --boundary"),
     ],
 )  # fmt: skip
 def test_what_needs_boundaries_is_one_line(run_main, words, keyword):

@@ -187,7 +187,7 @@ def test_methods_that_need_own_classes_are_refused():
         if not entry.build.needs_own_classes:
             assert data_of(name, **flags).spec.is_domain
             continue
-        with pytest.raises(UsageError, match=f"--model {name} ") as caught:
+        with pytest.raises(UsageError, match=f"--model {name}:") as caught:
             data_of(name, **flags)
         assert "\n" not in str(caught.value)
         refused.add(name)

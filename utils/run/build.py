@@ -46,9 +46,8 @@ class StreamBuilder:
         self.spec = self.whole.first_tasks(self.n_tasks) if self.is_cut else self.whole
         if config.boundary != "sharp":
             if self.whole.is_domain:
-                raise UsageError(
-                    f"--boundary {config.boundary} needs tasks with classes of their own; {self.whole.name} shares them"
-                )
+                advice = "remove --boundary, or use a data set such as seq-digits"
+                raise UsageError(f"--boundary: tasks of {self.whole.name} share their classes; {advice}")
             self.spec = self.whole.without_boundaries(config.boundary)
         check_together(config, self.spec)
 
@@ -71,7 +70,7 @@ def check_together(config: Config, spec: StreamSpec) -> None:
         raise UsageError(f"{spec.name} has no fingerprint to tell runs on other data apart; give its StreamSpec one")
     method, config = method_class(config), config.seen_by("model")
     if spec.is_domain and method.needs_own_classes:
-        raise UsageError(f"--model {config.model} needs tasks with classes of their own; {spec.name} shares them")
+        raise UsageError(f"--model {config.model}: tasks of {spec.name} share their classes; use another model")
     if spec.is_domain and getattr(config, "classifier", "all") == "seen":
         raise UsageError(f"--classifier seen has no effect on {spec.name}, whose tasks share their classes; remove it")
     if method.uses_buffer:

@@ -10,7 +10,7 @@ same number of every task; before, it stores nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from models.method import Method
 from utils.config.registry import MODELS
-from utils.console import log
 from utils.data.buffer import Ring
 from utils.data.random import generator
 from utils.data.stream import Stream, StreamSpec, index_batch
@@ -64,10 +63,6 @@ class AgemReservoir(Method):
 @MODELS.register("agem", help="averaged gradient episodic memory, with samples of past tasks", numerics_version=1)
 class Agem(AgemReservoir):
     unused_options = (*AgemReservoir.unused_options, "buffer_mode")
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        log.info("agem now stores samples at the end of each task; agem_r has a reservoir, as agem had before")
 
     @classmethod
     def buffer_policy(cls, config: Config, spec: StreamSpec) -> Ring:

@@ -1,5 +1,5 @@
-"""Measure norms, runs, compiled steps and the loading of images. `--json FILE` keeps the numbers; `compare OLD NEW`
-compares two such files. Subjects run on CUDA if there is a GPU."""
+"""Measure norms, runs and compiled steps. `--json FILE` keeps the numbers; `compare OLD NEW` compares two such files.
+Subjects run on CUDA if there is a GPU."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from scripts.bench import common, compile, loading, norms, official, run
+from scripts.bench import common, compile, norms, official, run
 from utils import console
 from utils.cli import Parser
 from utils.errors import UsageError
 from utils.tables import aligned
 
-SUBJECTS = {"norms": norms, "run": run, "compile": compile, "loading": loading, "official": official}
+SUBJECTS = {"norms": norms, "run": run, "compile": compile, "official": official}
 NOT_COMPARED = ("commit", "load")
 
 

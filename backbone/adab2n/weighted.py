@@ -45,6 +45,11 @@ class SampleWeights(NamedTuple):
     balanced_affine: bool = False
     running: Tensor | None = None
 
+    def of_batch(self, a: Tensor) -> Tensor:
+        """Return the weights, or equal ones for the samples of `a`."""
+        n = a.shape[0]
+        return a.new_full((n,), 1 / n, dtype=compute_dtype(a)) if self.weights is None else self.weights
+
 
 UNIFORM = SampleWeights()
 
@@ -111,7 +116,7 @@ def reference(a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: fl
     flat = flat - origin.unsqueeze(1)
     mean = flat.mean(2)
     var = (flat - mean.unsqueeze(2)).square().mean(2)
-    weights = mean.new_full((len(mean),), 1 / len(mean)) if by.weights is None else by.weights
+    weights = by.of_batch(a)
     running = mu, sigma2 = weighted_statistics(origin, mean, var, weights, by.same_group)
     if by.running is not None:
         running = weighted_statistics(origin, mean.detach(), var.detach(), by.running, None)
@@ -144,26 +149,15 @@ def weighted_statistics(
 
 def traced(a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: float) -> Normalized:
     """Normalize in operations of which a compiler makes few kernels: the gradient is written out."""
-    weights = gamma.new_full((a.shape[0],), 1 / a.shape[0]) if by.weights is None else by.weights
-    out, mu, sigma2, *running = _TracedBatchNorm.apply(
-        a, weights, gamma, beta, by.same_group, by.running, by.balanced_affine, eps
-    )
+    options = by.same_group, by.running, by.balanced_affine, eps
+    out, mu, sigma2, *running = _TracedBatchNorm.apply(a, by.of_batch(a), gamma, beta, *options)
     return Normalized(out, mu, sigma2, *(running or (mu, sigma2)))
 
 
 class _TracedBatchNorm(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        a: Tensor,
-        weights: Tensor,
-        gamma: Tensor,
-        beta: Tensor,
-        same_group: Tensor | None,
-        running: Tensor | None,
-        balanced_affine: bool,
-        eps: float,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, a: Tensor, weights: Tensor, gamma: Tensor, beta: Tensor, *options: Any) -> tuple[Tensor, ...]:
+        same_group, running, balanced_affine, eps = options
         flat = _flatten_space(a)
         var, mean = torch.var_mean(flat, 2, correction=0)  # of every sample, (N, C)
 
@@ -263,7 +257,7 @@ class Coefficients(NamedTuple):
 def fused(
     a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: float, passes: type[TensorPasses]
 ) -> Normalized:
-    weights = gamma.new_full((a.shape[0],), 1 / a.shape[0]) if by.weights is None else by.weights
+    weights = by.of_batch(a)
     for tensor in (gamma, beta, weights):
         if tensor.dtype != compute_dtype(a):
             raise TypeError(f"activations of {a.dtype} need scale, shift and weights of {compute_dtype(a)}")
@@ -273,16 +267,8 @@ def fused(
 
 class _WeightedBatchNorm(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        a: Tensor,
-        weights: Tensor,
-        gamma: Tensor,
-        beta: Tensor,
-        by: SampleWeights,
-        eps: float,
-        passes: type[TensorPasses],
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, a: Tensor, weights: Tensor, gamma: Tensor, beta: Tensor, *options: Any) -> tuple[Tensor, ...]:
+        by, eps, passes = options
         moments_of_samples = passes.moments(a, exact=by.same_group is not None)
         area = a.numel() // (a.shape[0] * a.shape[1])
         moments = Moments(*moments_of_samples, weights.contiguous(), by.same_group, area)

@@ -102,8 +102,7 @@ class FromFiles(Dataset):
 
     def _decode_and_cache(self, config: Config) -> Content:
         """Return the content of the cache, written if need be. Runs that start together decode once."""
-        folder, content = self.cache_folder(config), None
-        files = self.listed_files(config)
+        folder, content, files = self.cache_folder(config), None, self.listed_files(config)
         about = {"root": str(files.root.resolve()), "selection": files.selection}
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -112,8 +111,6 @@ class FromFiles(Dataset):
                 if content is None:
                     content = self.decode(config)
                     self._remove_stale(folder, about)
-                    # The file that earlier versions wrote.
-                    remove(Path(config.cache_path or config.base_path, f"{folder.name}.safetensors"))
                     save(folder, content, about)
                     content = load(folder)
         except OSError as error:
@@ -125,11 +122,11 @@ class FromFiles(Dataset):
         """Remove caches of the same files as they were before, and what killed processes left. Needs the lock."""
         digest = "[0-9a-f]" * 16
         for path in folder.parent.glob(f".{self.name}-{digest}-*.tmp"):
-            remove(path)
+            shutil.rmtree(path, ignore_errors=True)
         for path in folder.parent.glob(f"{self.name}-{digest}-{self._kind}-v*"):
             with suppress(OSError, ValueError, AttributeError):
                 if path == folder or about.items() <= json.loads((path / ABOUT).read_bytes()).items():
-                    remove(path)
+                    shutil.rmtree(path, ignore_errors=True)
 
     def decode(self, config: Config) -> Content:
         """Read every file once, for its digest and, if they are held in memory, its pixels."""
@@ -248,15 +245,8 @@ def save(folder: Path, content: Content, about: dict[str, Any]) -> None:
         write_json(temporary / ABOUT, about)
         os.rename(temporary, folder)
     except BaseException:
-        remove(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a folder, if there is one."""
-    shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):
-        path.unlink()
 
 
 def channel_statistics(images: np.ndarray) -> tuple[list[float], list[float]]:

@@ -95,24 +95,11 @@ def test_stale_caches_and_remains_of_killed_processes_are_removed(tmp_path):
     (stale,) = {*caches(cache)} - {*kept}
     remains = cache / f".{stale.name}.1234.tmp"
     shutil.copytree(stale, remains)
-    earlier = cache / ".seq-folder-0123456789abcdef-8px-v2.safetensors.1234.tmp"  # as earlier versions left them
-    earlier.write_bytes(b"half")
     save(images / "train/ant/0.png", np.full((8, 8, 3), 9, dtype=np.uint8))
     stream(images, cache_path=str(cache))
-    assert not any(path.exists() for path in (stale, remains, earlier))
+    assert not any(path.exists() for path in (stale, remains))
     assert {*kept} < {*caches(cache)}
     assert len(caches(cache)) == len(kept) + 1
-
-
-def test_cache_of_earlier_versions_is_replaced(tmp_path):
-    fill(tmp_path)
-    first = stream(tmp_path)
-    (cache,) = caches(tmp_path / ".cache")
-    earlier = tmp_path / f"{cache.name}.safetensors"
-    earlier.write_bytes(b"whatever it holds")
-    shutil.rmtree(cache)
-    assert stream(tmp_path).spec == first.spec
-    assert not earlier.exists()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -92,11 +92,7 @@ class Policy(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in self.saved:
             value = state[name]
-            if isinstance(value, torch.Tensor):
-                value = value.numpy().copy()
-            elif isinstance(getattr(self, name), np.ndarray):  # in older files arrays are lists
-                value = np.array(value)
-            setattr(self, name, value)
+            setattr(self, name, value.numpy().copy() if isinstance(value, torch.Tensor) else value)
 
 
 # Runs with a reservoir were hashed with this option when it belonged to every buffer.

@@ -21,7 +21,6 @@ from utils.config.registry import MODELS
 from utils.data.buffer import Ring
 from utils.data.random import generator
 from utils.data.stream import Stream, StreamSpec, index_batch
-from utils.device import to_device
 from utils.step import CURRENT, Batch, Output, Step, StepIndex, total
 
 if TYPE_CHECKING:
@@ -78,4 +77,4 @@ class Agem(AgemReservoir):
         chosen = np.sort(generator(self.config.seed, "agem", task).choice(size, count, replace=False))
         for number, batch in enumerate(stream.in_order(task, CHUNK)):
             index = chosen[chosen // CHUNK == number] % CHUNK
-            self.buffer.add(index_batch(batch, index, to_device(index, batch.labels.device)))
+            self.buffer.add(index_batch(batch, index))

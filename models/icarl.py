@@ -51,10 +51,6 @@ def class_sums(embeddings: torch.Tensor, labels: torch.Tensor, n_classes: int) -
     return is_member.T @ embeddings, is_member.sum(0)
 
 
-def select(data: Batch, index: np.ndarray) -> Batch:
-    return index_batch(data, index, to_device(index, data.labels.device))
-
-
 @MODELS.register("icarl", help="herded exemplars, distillation, nearest mean of exemplars", numerics_version=1)
 class Icarl(Method):
     needs_own_classes = True
@@ -112,7 +108,7 @@ class Icarl(Method):
         parts = []
         if (old := self.extra_task_samples(task)) is not None:  # cut from the end (Alg. 5)
             for label in np.unique(old.labels_host):
-                parts.append(select(old, np.flatnonzero(old.labels_host == label)[:per_class]))
+                parts.append(index_batch(old, np.flatnonzero(old.labels_host == label)[:per_class]))
         self.buffer.add(concatenated([*parts, self._choose_exemplars(task, stream, per_class)]))
         self.means = self._class_means()
         self.past_net = deepcopy(self.net).requires_grad_(False)
@@ -129,8 +125,8 @@ class Icarl(Method):
         chosen, batches = np.concatenate(parts), []
         for number, batch in enumerate(stream.in_order(task, CHUNK)):
             index = np.sort(chosen) - number * CHUNK
-            batches.append(select(batch, index[(index >= 0) & (index < len(batch))]))
-        return select(concatenated(batches), np.argsort(np.argsort(chosen)))
+            batches.append(index_batch(batch, index[(index >= 0) & (index < len(batch))]))
+        return index_batch(concatenated(batches), np.argsort(np.argsort(chosen)))
 
     def _embed(self, data: Batch, *, mirrored: bool = False) -> torch.Tensor:
         """Return embeddings of unaugmented images, scaled to length 1."""

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from utils.data.stream import Stream, concatenated, index_batch
-from utils.device import send_together, to_device
+from utils.device import send_together
 from utils.errors import RunFailed, UsageError
 from utils.step import Batch
 
@@ -164,11 +164,10 @@ def split_into(index: np.ndarray, size: int) -> list[np.ndarray]:
 
 def merge_extra(batch: Batch, extra: Batch, index: np.ndarray, own: int) -> Batch:
     """Return the samples at `index`: below `own` they are the batch's, in its order; extra sample k has own + k."""
-    is_extra, device = index >= own, batch.labels.device
-    from_extra = index[is_extra] - own
-    both = concatenated([batch, index_batch(extra, from_extra, to_device(from_extra, device))])
+    is_extra = index >= own
+    both = concatenated([batch, index_batch(extra, index[is_extra] - own)])
     place = np.argsort(np.argsort(is_extra, kind="stable"))  # in `both`, where the task's own samples come first
-    return index_batch(both, place, to_device(place, device))
+    return index_batch(both, place)
 
 
 def _ignore_stop_signals(_worker: int) -> None:

@@ -245,16 +245,16 @@ class TensorStream(Stream[Batch]):
         return replace(self, train_data=train, test_data=test)
 
     def batches(self, task: int, epoch: int, first: int, extra: Batch | None = None) -> Iterator[Batch]:
-        (data, rows), mixed = self._train_task(task), False
+        data, rows = self._train_task(task)
         if extra is not None and len(extra) > 0:
-            data, rows, mixed = concatenated([self.task_data(task), extra]), None, True
+            data, rows = concatenated([self.task_data(task), extra]), None
         size = len(data) if rows is None else len(rows)
         order = self.epoch_order(task, epoch, size)
         order = order if rows is None else rows[order]
         order_on_device = to_device(order, data.labels.device)
         for start in range(first * self.batch_size, size, self.batch_size):
             part = slice(start, start + self.batch_size)
-            yield index_batch(data, order[part], order_on_device[part], one_task=not mixed)
+            yield index_batch(data, order[part], order_on_device[part])
 
     def in_order(self, task: int, size: int) -> Iterator[Batch]:
         data, rows = self._train_task(task)
@@ -311,23 +311,21 @@ def slice_batch(data: Batch, start: int, stop: int) -> Batch:
     return Batch(data.images[part], data.labels[part], data.tasks[part], data.labels_host[part], data.tasks_host[part])
 
 
-def index_batch(data: Batch, index: np.ndarray, index_on_device: torch.Tensor, *, one_task: bool = False) -> Batch:
-    """Return samples by their index. If `one_task`, all samples are of the same task, which saves a look-up."""
-    images, labels = (tensor.index_select(0, index_on_device) for tensor in (data.images, data.labels))
-    count = len(index)
-    tasks = data.tasks[:count] if one_task else data.tasks.index_select(0, index_on_device)
-    tasks_host = data.tasks_host[:count] if one_task else data.tasks_host[index]
-    return Batch(images, labels, tasks, data.labels_host[index], tasks_host)
+def index_batch(data: Batch, index: np.ndarray, index_on_device: torch.Tensor | None = None) -> Batch:
+    """Return samples by their index, of which the device may have a copy already."""
+    on_device = to_device(index, data.labels.device) if index_on_device is None else index_on_device
+    images, labels, tasks = (part.index_select(0, on_device) for part in (data.images, data.labels, data.tasks))
+    return Batch(images, labels, tasks, data.labels_host[index], data.tasks_host[index])
 
 
 def chunks(data: Batch, size: int, rows: np.ndarray | None = None) -> Iterator[Batch]:
-    """Yield all samples as views, or those in these rows of one task, `size` at a time."""
+    """Yield all samples as views, or those in these rows, `size` at a time."""
     if rows is None:
         yield from (slice_batch(data, start, start + size) for start in range(0, len(data), size))
         return
     rows_on_device = to_device(rows, data.labels.device)
     for part in (slice(start, start + size) for start in range(0, len(rows), size)):
-        yield index_batch(data, rows[part], rows_on_device[part], one_task=True)
+        yield index_batch(data, rows[part], rows_on_device[part])
 
 
 def concatenated(batches: Sequence[Batch]) -> Batch:

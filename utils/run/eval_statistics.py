@@ -27,7 +27,7 @@ from backbone.norms.family import FamilyBatchNorm
 from models.method import Method
 from utils.data.random import generator
 from utils.data.stream import chunks, concatenated, index_batch
-from utils.device import send_together, to_device
+from utils.device import send_together
 from utils.errors import UsageError
 from utils.step import Batch
 
@@ -137,4 +137,4 @@ def in_test_order(method: Method, batches: Iterator[Batch], *place: int) -> Iter
 
 def shuffled_batches(data: Batch, dice: np.random.Generator) -> Iterator[Batch]:
     order = dice.permutation(len(data))
-    return chunks(index_batch(data, order, to_device(order, data.labels.device)), EVALUATION_BATCH)
+    return chunks(index_batch(data, order), EVALUATION_BATCH)

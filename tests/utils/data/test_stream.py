@@ -131,7 +131,7 @@ def test_rows_replace_the_order_of_the_data(stream, together):
         data = getattr(stream, f"{part}_data")
         rows[f"{part}_rows"] = order = draw.permutation(len(data))
         place = np.argsort(order)
-        shuffled[f"{part}_data"] = index_batch(data, place, torch.from_numpy(place))
+        shuffled[f"{part}_data"] = index_batch(data, place)
     other = replace(stream, **shuffled, **rows)
     if together:
         stream, other = stream.as_single_task(), other.as_single_task()

@@ -152,20 +152,6 @@ def test_the_momentum_is_double_precision_whatever_the_network_is(dtype):
     assert fresh.norm1.num_batches_tracked.item() == 5
 
 
-def test_the_state_of_a_network_is_its_state_dict():
-    """Whatever is trained, loading it into a new network gives the same further course."""
-    method, stream = started("adab2n", "derpp")
-    number = train(method, stream, [0, 1])
-    twin, _ = started("adab2n", "derpp")
-    for _ in range(2):
-        twin.grow()
-    twin.net.load_state_dict(method.net.state_dict())
-    twin.buffer.load_state_dict(method.buffer.state_dict())
-    for each in (method, twin):
-        train(each, stream, [2], number=number)
-    assert_equal_networks(method.net, twin.net)
-
-
 # --- half precision and compilers --------------------------------------------------------------------------------
 
 

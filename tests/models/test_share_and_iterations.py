@@ -134,10 +134,6 @@ def test_a_share_replaces_the_size_of_draws_in_the_identity():
     assert identity(balance_replay=True, replay_iters=3) == plain | {"balance_replay": True, "replay_iters": 3}
 
 
-def test_half_is_what_one_draw_of_the_batch_size_is():
-    assert steps_of(current_share="1/2")[2]["results"] == steps_of(minibatch_size=4)[2]["results"]
-
-
 def test_balanced_replay_draws_of_every_task():
     """Twelve slots in rings of four: in the last task, before it has any, four samples of two tasks."""
     tasks = [step.tasks for step in steps_of(balance_replay=True, buffer_mode="ring")[0]]

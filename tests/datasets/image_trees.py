@@ -35,11 +35,3 @@ def stream_of(config):
 
 def facts(name: str):
     return DATASETS.get(name).build
-
-
-def refusal(finished) -> str:
-    """The one line of a command that was refused."""
-    assert (finished.code, finished.stdout) == (2, ""), finished.stderr
-    (line,) = finished.stderr.splitlines()
-    assert line.startswith("error: ")
-    return line

@@ -77,12 +77,6 @@ def test_domain_with_parts_of_its_own(tree):
     assert (batch.images[4].permute(1, 2, 0).numpy() == expected).all()
 
 
-def test_validation_leaves_the_test_images_out(tree):
-    whole, held = stream_of(config(tree)), stream_of(config(tree, validation=0.25))
-    assert (held.spec.train_sizes, held.spec.test_sizes) == ((9,) * 3, (3,) * 3)
-    assert sorted([*names(held.train_data), *names(held.test_data)]) == sorted(names(whole.train_data))
-
-
 def test_hidden_folders_files_and_odd_names(tree):
     (tree / ".git/objects").mkdir(parents=True)
     (tree / "readme.txt").write_text("no folder")

@@ -144,23 +144,6 @@ def test_nothing_is_held_twice(whole):
 # --- validation -----------------------------------------------------------------------------------------------
 
 
-def test_validation_holds_out_a_share_of_every_class(whole):
-    data = data_of(validation=0.25)
-    assert data.spec.train_sizes == (45,) * N_TASKS
-    assert data.spec.test_sizes == (15,) * N_TASKS
-    stream = data.stream(CPU)
-    train, test = stream.train_data, stream.test_data
-    assert np.bincount(train.labels_host).tolist() == [15] * 3
-    assert np.bincount(test.labels_host).tolist() == [5] * 3
-    assert as_rows(torch.cat([train.images, test.images]), torch.cat([train.labels, test.labels])) == as_rows(
-        whole.train_images, whole.train_labels
-    )
-    for task in range(N_TASKS):
-        assert torch.equal(gathered(stream.test(task, 4))[0], turned(test.images, task))
-    other = stream_of(validation=0.25, seed=5)
-    assert torch.equal(other.test_data.images, test.images)
-
-
 # --- joint training, and methods that cannot ------------------------------------------------------------------
 
 

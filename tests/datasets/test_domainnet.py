@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from image_trees import facts, names, pixels, refusal, save, stream_of
+from forked import refusal
+from image_trees import facts, names, pixels, save, stream_of
 
 from datasets.seq_domainnet import DOMAINS
 from utils.config.resolve import resolve

@@ -1,8 +1,6 @@
 """Runs on streamed images: the same for any number of workers and after any end, and in memory that does not grow."""
 
-import contextlib
 import itertools
-import json
 import os
 import re
 import signal
@@ -12,8 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import goes_on, runner
 from image_trees import pixels, save
+from stopped_runs import observers_added
 
-import utils.run.execution
+from tests.outcomes import outcome
 from utils.run.observers import Observer
 
 RUN = ["--model", "derpp", "--norm", "adab2n", "--dataset", "dom-folder", "--image_size", "28", "--backbone", "mlp",
@@ -36,13 +35,9 @@ def words(tree, workers):
 
 def left(results):
     """What must not depend on anything."""
-    (folder,) = results.glob("runs/*")
-    record = json.loads((folder / "record.json").read_text())
-    log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {name: record[name] for name in ("results", "steps", "run", "data", "identity")} | {
-        "log": [{name: value for name, value in line.items() if name != "seconds"} for line in log],
-        "network": (folder / "model.safetensors").read_bytes(),
-    }
+    kept = outcome(results)
+    record = {name: kept["record"][name] for name in ("results", "steps", "run", "data", "identity")}
+    return record, kept["log"], kept["network"]
 
 
 @pytest.fixture(scope="module")
@@ -77,17 +72,9 @@ class Signal(Observer):
             os.kill(os.getpid(), self.number)
 
 
-@contextlib.contextmanager
-def watched_by(observer):
-    original = utils.run.execution.build_observers
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), observer])
-        yield
-
-
 def _run(results, argv, number, workers):
     try:
-        with watched_by(Signal(number, workers)):
+        with observers_added(Signal(number, workers)):
             os._exit(runner(results)(*argv).code)
     finally:
         os._exit(99)

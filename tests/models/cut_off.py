@@ -11,10 +11,9 @@ import pytest
 import torch
 from conftest import goes_on, runner
 
-import utils.run.execution
-import utils.run.training
+from tests import stopped_runs
 from tests.outcomes import outcome
-from utils.run.checkpoints import verified_payload
+from tests.stopped_runs import observers_added as watched_by
 from utils.run.observers import Observer
 from utils.run.training import Training
 
@@ -38,14 +37,6 @@ class Steps(Observer):
             self.done.append(step.index.step)
         if step.index.step == self.last:
             raise Killed
-
-
-@contextmanager
-def watched_by(observer: Observer):
-    original = utils.run.execution.build_observers
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utils.run.execution, "build_observers", lambda *a, **k: [*original(*a, **k), observer])
-        yield
 
 
 @contextmanager
@@ -78,8 +69,7 @@ def finished(results: Path, *words: str, resumed: int = 0) -> dict:
 
 def newest_state(results: Path) -> dict:
     (folder,) = results.glob("runs/*")
-    payload = verified_payload(max(folder.glob("checkpoint-*.pt")))[1]
-    return torch.load(io.BytesIO(payload), weights_only=True)
+    return stopped_runs.newest_state(folder)
 
 
 class MemoryCheckpoints:

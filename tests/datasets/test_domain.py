@@ -1,12 +1,10 @@
 """Data sets of which every task has all images, each task's turned in its own way."""
 
-import inspect
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from forked import Command, forked
 from helpers import CPU
 
 from datasets.dataset import DOMAIN_OPTIONS, DomainDataset, RawData
@@ -40,23 +38,11 @@ class SeqTurned(DomainDataset):
         return lambda images: torch.rot90(images, task, (2, 3)) if task else images
 
 
-PLUGIN = f"""
-import numpy as np
-import torch
-from datasets.dataset import DOMAIN_OPTIONS, DomainDataset, RawData
-from utils.config.options import Rule
-from utils.config.registry import DATASETS
-from utils.data.random import generator
-
-@DATASETS.register("seq-turned", help="turned", options=DOMAIN_OPTIONS, rules={RULES!r})
-{inspect.getsource(SeqTurned)}
-"""
-
-
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     """In this process, until the test is over."""
-    monkeypatch.setitem(DATASETS.entries(), "seq-turned", Entry("seq-turned", SeqTurned, "", DOMAIN_OPTIONS, RULES))
+    entry = Entry("seq-turned", SeqTurned, "", DOMAIN_OPTIONS, RULES, module=__name__)
+    monkeypatch.setitem(DATASETS.entries(), "seq-turned", entry)
 
 
 @pytest.fixture
@@ -186,28 +172,14 @@ def test_ring_shares_its_slots_among_tasks_where_they_share_classes():
 
 # --- whole commands -------------------------------------------------------------------------------------------
 
-COMMANDS = {
-    "er": ["--norm", "adab2n"],
-    "joint": ["--norm", "bn"],
-    "derpp": ["--norm", "adab2n", "--buffer_mode", "ring", "--fidelity", "paper", "--validation", "0.25"],
-}
 
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    """How each of the commands ended, by the method."""
-    folder = tmp_path_factory.mktemp("domain")
-    (folder / "mine").mkdir()
-    (folder / "mine/turned.py").write_text(PLUGIN)
-    common = ["--plugins", "mine", "--dataset", "seq-turned", "--device", "cpu", "--num_threads", "1"]
-    common += ["--batch_size", "15", "--non_verbose", "--results_path", str(folder / "results")]
-    commands = [Command(["--model", model, *flags, *common], cwd=folder) for model, flags in COMMANDS.items()]
-    return dict(zip(COMMANDS, forked(folder / "out", commands), strict=True))
-
-
-@pytest.mark.parametrize(("model", "rows", "steps"), [("er", 4, 16), ("derpp", 4, 12), ("joint", 1, 16)])
-def test_run_gives_domain_il_only(ended, model, rows, steps):
-    run = ended[model]
+@pytest.mark.parametrize(
+    ("model", "flags", "rows", "steps"),
+    [("er", [], 4, 16), ("joint", [], 1, 16), ("derpp", ["--buffer_mode", "ring", "--validation", "0.25"], 4, 12)],
+)
+def test_run_gives_domain_il_only(run_main, model, flags, rows, steps):
+    words = ["--model", model, "--norm", "adab2n", "--dataset", "seq-turned", "--backbone", "mlp", "--batch_size", "15"]
+    run = run_main(*words, *flags)
     assert (run.code, run.stderr) == (0, "")
     assert list(run.record["results"]) == ["domain_il"]
     matrix = run.record["results"]["domain_il"]["matrix"]

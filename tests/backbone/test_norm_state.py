@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from backbone.network import Network
 from backbone.norms import norm_factory
 from tests.helpers import build_run, make_spec, make_stream, run_config
+from tests.models.test_compiled_step import steps_of
 from utils.config.registry import NORMS
 from utils.step import StepIndex
 
@@ -30,18 +31,6 @@ def started(norm: str, model: str = "er", backbone: str = "resnet18", **options)
 SPEC_OF = dict.fromkeys(("in", "sn"), make_spec(n_tasks=3, n_classes=6, image_shape=(3, 16, 16), train_sizes=(12,) * 3))
 
 
-def train(method, stream, tasks, *, number: int = 0) -> int:
-    """Three steps of each of these tasks; returns the number of the next step."""
-    for task in tasks:
-        method.grow()
-        method.begin_task(task, stream)
-        method.net.train()
-        for batch in stream.batches(task, 0, 0):
-            method.step(batch, StepIndex(task, number))
-            number += 1
-    return number
-
-
 def assert_equal_networks(one: nn.Module, other: nn.Module) -> None:
     mine, theirs = one.state_dict(), other.state_dict()
     assert mine.keys() == theirs.keys()
@@ -58,13 +47,13 @@ def test_a_copy_goes_on_identically_and_shares_nothing(norm, when):
     """Before the first task, in the middle of the second, after it: copy, then train both on the same samples."""
     method, stream = started(norm)
     if when != "before":
-        train(method, stream, [0])
+        list(steps_of(method, stream, [0]))
     batches = list(stream.batches(1, 0, 0))
     if when == "within":
         method.grow()
         method.step(batches[0], StepIndex(1, 3))
     elif when == "after":
-        train(method, stream, [1], number=3)
+        list(steps_of(method, stream, [1], number=3))
     untouched = deepcopy(method.net)
     twin = deepcopy(method.net)
     assert_equal_networks(method.net, twin)

@@ -124,18 +124,23 @@ def results_of(primitive, case) -> dict[str, torch.Tensor]:
     """Everything that the primitive returns, and all gradients of a loss through output, mean and variance."""
     dtype, shape, seed = case["dtype"], case["shape"], case["seed"]
     a = spread_out(shape, seed).to(dtype)
-    leaves = {"a": a, "gamma": drawn(shape[1], seed=seed + 2, dtype=dtype) + 1.5, "beta": drawn(shape[1], dtype=dtype)}
     weights = weights_for(case["kind"], case["tasks"], seed)
-    if weights is not None:
-        leaves["weights"] = weights.to(dtype)
-    leaves = {name: leaf.requires_grad_() for name, leaf in leaves.items()}
     same_group = averaging(case["tasks"]).to(dtype) if case["within"] else None
-    by = SampleWeights(leaves.get("weights"), same_group, case["balanced"])
-    done = primitive(leaves["a"], by, leaves["gamma"], leaves["beta"], EPS)
+    by = SampleWeights(None if weights is None else weights.to(dtype), same_group, case["balanced"])
+    affine = drawn(shape[1], seed=seed + 2, dtype=dtype) + 1.5, drawn(shape[1], dtype=dtype)
     # Not at right angles to the output, or a gradient would be the small difference of large numbers.
-    g = 0.5 + leaves["a"].detach() + 0.3 * drawn(*shape, seed=seed + 3, dtype=dtype)
+    g = 0.5 + a + 0.3 * drawn(*shape, seed=seed + 3, dtype=dtype)
     g_mu, g_sigma2 = (drawn(shape[1], seed=seed + k, dtype=dtype) for k in (4, 5))
-    loss = (done.out * g).sum() + (done.mu * g_mu).sum() + (done.sigma2 * g_sigma2).sum()
+    return with_gradients(primitive, a, by, affine, (g, g_mu, g_sigma2))
+
+
+def with_gradients(primitive, a, by, affine, directions) -> dict[str, torch.Tensor]:
+    """Return output and statistics, and the gradients of a loss through all of them by the name of the input."""
+    inputs = {"a": a, "gamma": affine[0], "beta": affine[1]} | ({} if by.weights is None else {"weights": by.weights})
+    leaves = {name: value.detach().requires_grad_() for name, value in inputs.items()}
+    by = by._replace(weights=leaves.get("weights"))
+    done = primitive(leaves["a"], by, leaves["gamma"], leaves["beta"], EPS)
+    loss = sum((value * g).sum(dtype=done.mu.dtype) for value, g in zip(done[:3], directions, strict=True))
     gradients = torch.autograd.grad(loss, list(leaves.values()))
     named = {f"gradient of {name}": gradient for name, gradient in zip(leaves, gradients, strict=True)}
     return {"out": done.out.detach(), "mu": done.mu.detach(), "sigma2": done.sigma2.detach()} | named
@@ -269,17 +274,10 @@ def test_variances_within_tasks_far_apart():
 # --- half precision, and what autograd may ask for --------------------------------------------------------
 
 
-def with_gradients(primitive, a, weights, same_group, g) -> dict[str, torch.Tensor]:
-    """Output and statistics, and the gradients of a loss through all of them by the name of the input."""
-    gamma, beta = drawn(a.shape[1], seed=1).float() + 0.5, drawn(a.shape[1], seed=2).float()
-    inputs = {"a": a, "weights": weights, "gamma": gamma, "beta": beta}
-    leaves = {name: value.detach().requires_grad_() for name, value in inputs.items()}
-    by = SampleWeights(leaves["weights"], same_group)
-    done = primitive(leaves["a"], by, leaves["gamma"], leaves["beta"], EPS)
-    loss = (done.out * g).float().sum() + done.mu.sum() + done.sigma2.sum()
-    gradients = torch.autograd.grad(loss, list(leaves.values()))
-    values = {"out": done.out, "mu": done.mu, "sigma2": done.sigma2}
-    return {name: value.detach() for name, value in values.items()} | dict(zip(leaves, gradients, strict=True))
+def float32_results(primitive, a, within: bool, g) -> dict[str, torch.Tensor]:
+    by = SampleWeights(torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None)
+    affine = drawn(a.shape[1], seed=1).float() + 0.5, drawn(a.shape[1], seed=2).float()
+    return with_gradients(primitive, a, by, affine, (g, torch.ones(()), torch.ones(())))
 
 
 def autocast(primitive):
@@ -297,11 +295,10 @@ def autocast(primitive):
 def test_bfloat16_under_autocast(primitive, within):
     """Only what has the size of the activation is rounded; statistics and small gradients stay float32."""
     a, g = (drawn(5, 3, 6, 6, seed=seed).bfloat16() for seed in (0, 3))
-    weights, same_group = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
-    expected = with_gradients(primitive, a.float(), weights, same_group, g.float())
-    actual = with_gradients(autocast(primitive), a, weights, same_group, g)
-    assert actual["out"].dtype == actual["a"].dtype == torch.bfloat16
-    for large in ("out", "a"):
+    expected = float32_results(primitive, a.float(), within, g.float())
+    actual = float32_results(autocast(primitive), a, within, g)
+    assert actual["out"].dtype == actual["gradient of a"].dtype == torch.bfloat16
+    for large in ("out", "gradient of a"):
         rounded = {large: actual.pop(large).float()}
         assert_within(rounded, {large: expected.pop(large)}, 2**-8)  # half a unit of its eight bits
     assert_within(actual, expected, 1e-5)
@@ -324,10 +321,8 @@ STRIDED = {
 def test_input_that_is_not_contiguous(primitive, within, make):
     a = make()
     assert not a.is_contiguous()
-    weights, same_group = torch.tensor(WEIGHTS), averaging(TASKS).float() if within else None
     g = drawn_float32(*a.shape)
-    actual = with_gradients(primitive, a, weights, same_group, g)
-    assert_within(actual, with_gradients(reference, a.contiguous(), weights, same_group, g), 1e-5)
+    assert_within(float32_results(primitive, a, within, g), float32_results(reference, a.contiguous(), within, g), 1e-5)
 
 
 def test_scale_of_another_type_is_refused():

@@ -26,6 +26,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from .any_batch_norm import AnyBatchNorm
 from .weighted import SampleWeights, compute_dtype, weighted_batch_norm
 
 
@@ -65,7 +66,7 @@ def distance_to_running(batch: Tensor, running: Tensor, penalty_norm: str = "mea
     return squares.mean() if penalty_norm == "mean" else squares.sum()
 
 
-class AdaB2N(nn.modules.batchnorm._BatchNorm):
+class AdaB2N(AnyBatchNorm):
     """AdaB²N in place of BatchNorm, with BatchNorm's parameters and buffers, and `psi`.
 
     `with tasks(ids):` around a training forward pass says which task every sample belongs to; without it, the layer
@@ -89,10 +90,6 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
         >>> layer.penalty().shape, len(layer.psi)
         (torch.Size([]), 2)
     """
-
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
 
     def __init__(
         self,
@@ -175,10 +172,6 @@ class AdaB2N(nn.modules.batchnorm._BatchNorm):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         self.grow(sum(key.startswith(f"{prefix}psi.") for key in state_dict))
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _check_input_dim(self, a: Tensor) -> None:
-        if a.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions (got {a.dim()})")
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, kappa={self.kappa}"

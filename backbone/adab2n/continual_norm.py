@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from .any_batch_norm import AnyBatchNorm
 
-class CN(nn.modules.batchnorm._BatchNorm):
+
+class CN(AnyBatchNorm):
     """Continual Normalization for inputs of any number of dimensions, with BatchNorm's parameters and buffers.
 
     Args:
@@ -21,10 +23,6 @@ class CN(nn.modules.batchnorm._BatchNorm):
         >>> CN(8, groups=4)(torch.randn(2, 8, 5, 5)).shape
         torch.Size([2, 8, 5, 5])
     """
-
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
 
     def __init__(
         self,
@@ -45,6 +43,3 @@ class CN(nn.modules.batchnorm._BatchNorm):
 
     def normalize_groups(self, a: Tensor) -> Tensor:
         return F.group_norm(a, self.groups, eps=self.eps)
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        """Accept any number of dimensions."""

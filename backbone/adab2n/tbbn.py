@@ -13,9 +13,10 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .adab2n import TaskIds, _layers
+from .any_batch_norm import AnyBatchNorm
 from .weighted import compute_dtype
 
 
@@ -60,7 +61,7 @@ def normalize_splits(current: Tensor, replayed: Tensor, splits: int, eps: float)
     return SplitNormalized(x.flatten(0, 1), old, mean.detach().mean(0), running_var)
 
 
-class TBBN(nn.modules.batchnorm._BatchNorm):
+class TBBN(AnyBatchNorm):
     """Task-Balanced BatchNorm for inputs of any number of dimensions, with BatchNorm's parameters and buffers.
 
     `with tasks(ids):` around a training forward pass says which samples are replayed; without it, or in the first
@@ -69,10 +70,6 @@ class TBBN(nn.modules.batchnorm._BatchNorm):
     Args:
         num_features, eps, momentum, affine: As for `nn.BatchNorm2d`.
     """
-
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True, **options: Any
@@ -115,9 +112,6 @@ class TBBN(nn.modules.batchnorm._BatchNorm):
             return out
         shape = (-1, *[1] * (out.dim() - 2))
         return out * self.weight.view(shape) + self.bias.view(shape)
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        """Accept any number of dimensions."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

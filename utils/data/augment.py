@@ -5,7 +5,6 @@ torchvision's `RandomCrop(padding=...)`. A part may crop the network's input fro
 """
 
 from dataclasses import dataclass
-from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -28,11 +27,13 @@ class Crop(Part):
         return draw.integers(0, 2 * self.padding + 1, (2, count))
 
     def on_host(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-        """Copy the overlap of window and image, one image at a time: the fastest way on a CPU."""
-        shared, out = _overlaps(self.padding), np.zeros(images.shape, dtype=images.dtype)
-        for target, source, row, column in zip(out, images, *drawn.tolist(), strict=True):
-            (top, high), (left, wide) = shared[row], shared[column]
-            target[:, top, left] = source[:, high, wide]
+        """Copy the windows one by one: the fastest way on a CPU."""
+        (count, channels, height, width), edge = images.shape, self.padding
+        padded = np.zeros((count, channels, height + 2 * edge, width + 2 * edge), dtype=images.dtype)
+        padded[:, :, edge : edge + height, edge : edge + width] = images
+        out = np.empty_like(images)
+        for target, source, row, column in zip(out, padded, *drawn.tolist(), strict=True):
+            target[:] = source[:, row : row + height, column : column + width]
         return out
 
     def on_device(self, images: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
@@ -41,14 +42,6 @@ class Crop(Part):
         padded = F.pad(images, (self.padding,) * 4)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: (samples, channels, rows, columns, h, w)
         return windows[torch.arange(count, device=images.device), :, drawn[0], drawn[1]]
-
-
-@cache
-def _overlaps(padding: int) -> list[tuple[slice, slice]]:
-    """Return the overlap of each window with the image along one axis: its slice of the window, and of the image."""
-    before = [(slice(shift, None), slice(None, -shift)) for shift in range(padding, 0, -1)]
-    after = [(slice(None, -shift), slice(shift, None)) for shift in range(1, padding + 1)]
-    return [*before, (slice(None), slice(None)), *after]
 
 
 @dataclass(frozen=True)

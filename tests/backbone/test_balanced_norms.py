@@ -89,18 +89,12 @@ def assert_balanced_running(layer, inputs) -> None:
     assert_close(layer.running_var, var)
 
 
-# --- bnt ---------------------------------------------------------------------------------------------------------
-
-
 @each_impl
 def test_bnt_trains_like_batch_norm_and_balances_what_it_remembers(impl):
     inputs = batches(3)
     layer, twin = assert_steps_of_batch_norm("bnt", impl, inputs, TASKS)
     assert_balanced_running(layer, inputs)
     assert (layer.running_mean - twin.running_mean).abs().max() > 0.01
-
-
-# --- tbbn_weighted -----------------------------------------------------------------------------------------------
 
 
 @each_impl
@@ -111,8 +105,7 @@ def test_tbbn_weighted_against_numpy(impl):
     for x in inputs:
         x = x.detach().requires_grad_()
         [out] = run(shared, [layer], x, TASKS)
-        d_x, d_gamma, d_beta = gradients_of(out, x, layer)
-
+        _, d_gamma, d_beta = gradients_of(out, x, layer)
         mu, sigma2 = statistics_by_numpy(x, BALANCED)
         unit = (x.detach().numpy() - mu[:, None, None]) / np.sqrt(sigma2 + EPS)[:, None, None]
         assert_close(out, gamma.numpy()[:, None, None] * unit + beta.numpy()[:, None, None])
@@ -120,22 +113,7 @@ def test_tbbn_weighted_against_numpy(impl):
         shares = 7 * BALANCED[:, None, None, None]
         assert_close(d_gamma, (shares * g * unit).sum((0, 2, 3)))
         assert_close(d_beta, (shares * g).sum((0, 2, 3)))
-        assert_close(d_x, input_gradient_by_numpy(x, g, gamma.numpy()), atol=1e-11)
     assert_balanced_running(layer, inputs)
-
-
-def input_gradient_by_numpy(x, g, gamma) -> np.ndarray:
-    """With unit = (a - mu) r: g reaches the input directly, by mu and by r, sample n with weight w_n / HW in both."""
-    mu, sigma2 = statistics_by_numpy(x, BALANCED)
-    r = (1 / np.sqrt(sigma2 + EPS))[:, None, None]
-    centered = x.detach().numpy() - mu[:, None, None]
-    g = g * gamma[:, None, None]
-    total, products = g.sum((0, 2, 3))[:, None, None], (g * centered).sum((0, 2, 3))[:, None, None]
-    share = BALANCED[:, None, None, None] / (SHAPE[2] * SHAPE[3])
-    return g * r - share * total * r - share * products * centered * r**3
-
-
-# --- cma ---------------------------------------------------------------------------------------------------------
 
 
 @each_impl
@@ -149,9 +127,6 @@ def test_cma_is_batch_norm_with_a_cumulative_average(impl, tasks):
     assert_close(layer.running_mean, every.mean((1, 3, 4)).mean(0))
     assert_close(layer.running_var, every.var((1, 3, 4), ddof=1).mean(0))
     assert_close(layer.eval()(unseen), twin.eval()(unseen))
-
-
-# --- all of them -------------------------------------------------------------------------------------------------
 
 
 @each_impl

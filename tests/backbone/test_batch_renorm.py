@@ -61,9 +61,6 @@ def test_output_and_gradients_by_hand(mean, var, r, d):
     assert_close(layer.bias.grad, direction.sum().view(1))
 
 
-# --- the warm-up --------------------------------------------------------------------------------------------------
-
-
 def corrections_after(layer: BatchRenorm, updates: int) -> tuple[float, float]:
     """Return r and d of the update after so many, read off an output where both are clipped however far they go."""
     for _ in range(updates):

@@ -87,9 +87,6 @@ def test_a_single_value_is_refused_only_where_it_would_be_the_statistics():
     assert_close(begun(2).first(single), single / (1 + EPS) ** 0.5)
 
 
-# --- the number of tasks is state ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("saved", "there"), [(0, 2), (1, 0), (1, 5), (2, 0), (2, 1), (3, 3)])
 def test_a_loaded_network_has_begun_as_many_tasks_as_the_saved_one(saved, there):
     """Whatever it had begun itself: a resumed run repeats the beginnings, an evaluation does not."""
@@ -99,17 +96,11 @@ def test_a_loaded_network_has_begun_as_many_tasks_as_the_saved_one(saved, there)
     assert moves(net) == (saved < 2)
 
 
-# --- methods ------------------------------------------------------------------------------------------------------
-
-
 def test_a_method_that_builds_its_network_anew_is_refused(run_main):
     refused = run_main("--model", "gdumb", "--norm", "bn_frozen", "--dataset", "seq-digits", "--backbone", "mlp")
     assert refused.code == 2
     (line,) = refused.stderr.splitlines()
     assert "--model gdumb" in line
-
-
-# --- whole commands -----------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_cut_off_ends_the_same_and_its_network_is_evaluated_as_it_was(tmp_path):

@@ -38,9 +38,6 @@ def assert_equal_networks(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(tensor, theirs[name]), name
 
 
-# --- copies ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("norm", ALL_NORMS)
 @pytest.mark.parametrize("when", ["before", "within", "after"])
 def test_a_copy_goes_on_identically_and_shares_nothing(norm, when):
@@ -82,9 +79,6 @@ def learn(net: Network, batch) -> float:
     return loss.item()
 
 
-# --- layers that do not run, or do not learn ---------------------------------------------------------------------
-
-
 class TwoWays(Network):
     """A network that leaves out its second norm when told to."""
 
@@ -120,9 +114,6 @@ def test_a_layer_that_does_not_run_keeps_its_state(norm):
     assert (net.norm1.num_batches_tracked, net.norm2.num_batches_tracked) == (2, 1)
 
 
-# --- counters ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_the_momentum_is_double_precision_whatever_the_network_is(dtype):
     net = TwoWays(norm_factory("adab2n")).to(dtype).float().to(dtype)
@@ -139,9 +130,6 @@ def test_the_momentum_is_double_precision_whatever_the_network_is(dtype):
     fresh.load_state_dict(net.state_dict())
     assert fresh.norm1.eta.item() == eta
     assert fresh.norm1.num_batches_tracked.item() == 5
-
-
-# --- half precision and compilers --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", ["bn", "cn", "gn", *FAMILY, *OTHERS])

@@ -11,7 +11,6 @@ from torchvision import models
 from torchvision.ops import StochasticDepth
 
 from backbone.norms import NormFactory
-from backbone.torchvision import map_sizes
 from tests.helpers import CPU, build_run, make_spec, make_stream, weights_of
 from tests.models.cut_off import Steps, assert_same, finished, killed, watched_by
 from utils.config.resolve import resolve
@@ -37,9 +36,6 @@ def torchvisions_own(arch):
 
 def count(net, kind):
     return sum(isinstance(layer, kind) for layer in net.modules())
-
-
-# --- every norm -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +78,6 @@ def test_builds_and_trains_a_step_with_every_norm(arch, norm, norm_layers, monke
     net.eval()
     with torch.no_grad():
         assert net(torch.zeros(2, 3, 64, 64)).isfinite().all()
-
-
-# --- torchvision's own ----------------------------------------------------------------------------------------
 
 
 def with_weights_of(ours, arch):
@@ -131,15 +124,6 @@ def test_with_bn_it_is_torchvisions_own(arch):
     evaluated()  # with those that have moved
 
 
-def test_sizes_are_those_of_the_maps():
-    sizes = map_sizes("resnet18", (3, 64, 64))
-    assert sizes[0] == (32, 32)
-    assert Counter(sizes) == {(32, 32): 1, (16, 16): 4, (8, 8): 5, (4, 4): 5, (2, 2): 5}
-
-
-# --- chance ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("arch", "kind"), [("efficientnet_b0", StochasticDepth), ("mobilenet_v3_small", nn.Dropout)])
 def test_dropout_and_stochastic_depth_are_off(arch, kind):
     own = torchvisions_own(arch)
@@ -152,8 +136,6 @@ def test_dropout_and_stochastic_depth_are_off(arch, kind):
         assert torch.equal(net(images), net(images))
     assert torch.equal(torch.get_rng_state(), before)
 
-
-# --- networks that do not fit ---------------------------------------------------------------------------------
 
 UNSUITABLE = {
     "vgg11": "norm_layer",
@@ -184,8 +166,6 @@ def test_norm_or_method_that_does_not_fit_the_maps_is_refused(norm, model, keywo
     with pytest.raises(UsageError, match=keyword):
         build_network(config_of("resnet34", norm, model=model), make_spec(image_shape=(3, 8, 8)), CPU)
 
-
-# --- whole commands -------------------------------------------------------------------------------------------
 
 RUN = shlex.split(
     "--model derpp --norm adab2n --dataset seq-digits --backbone torchvision --arch resnet18 --debug_mode "

@@ -39,8 +39,6 @@ def averaging(tasks: list[int]) -> torch.Tensor:
     return same / same.sum(1, keepdim=True)
 
 
-# --- gradients ---------------------------------------------------------------------------------------------------
-
 TASKS = [0, 2, 0, 1, 2]
 WEIGHTS = [0.25, 0.1, 0.3, 0.05, 0.2]  # sum to 0.9, as with absent tasks
 FORMS = {

@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from sklearn.datasets import load_digits
 
 from datasets.seq_digits import IMAGES_PER_DIGIT, SeqDigits
 from utils.config.resolve import resolve
-from utils.data.random import generator
 
 
 def config(**flags):
@@ -65,11 +63,3 @@ def test_tasks_have_classes_of_their_own(seed, n_tasks):
             assert split.labels.tolist() == split.labels_host.tolist()
             assert split.tasks.tolist() == split.tasks_host.tolist() == [task] * sizes[task]
             assert len(split) == len(split.images) == sizes[task]
-
-
-@pytest.mark.parametrize("seed", [0, 4])
-def test_order_and_size_of_batches_follow_the_options(seed):
-    batches = list(stream(seed=seed, class_order_seed=0, batch_size=30).batches(2, 1, 0))
-    order = generator(seed, "shuffle", 2, 1).permutation(stream().spec.train_sizes[2])
-    assert [len(batch) for batch in batches] == [len(order[start : start + 30]) for start in range(0, len(order), 30)]
-    assert torch.equal(torch.cat([batch.images for batch in batches]), stream().task_data(2).images[order])

@@ -78,9 +78,6 @@ def as_rows(images, labels):
     return sorted([label, *image] for label, image in zip(labels.tolist(), images.flatten(1).tolist(), strict=True))
 
 
-# --- facts ----------------------------------------------------------------------------------------------------
-
-
 def test_every_task_has_all_classes_and_all_images():
     spec = data_of().spec
     assert (spec.setting, spec.is_domain) == ("domain", True)
@@ -94,9 +91,6 @@ def test_wrong_number_of_images_is_refused(monkeypatch):
     monkeypatch.setattr(SeqTurned, "class_sizes", lambda self, config: (np.full(3, 21), np.full(3, 5)))
     with pytest.raises(UsageError, match="60 images instead of 63"):
         stream_of()
-
-
-# --- what a task's images are ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", range(N_TASKS))
@@ -125,12 +119,6 @@ def test_nothing_is_held_twice(whole):
     (first,) = stream.in_order(0, 100)  # turned by nothing
     for same in (first, stream.to(CPU).train_data, stream.as_single_task().train_data):
         assert same.images.untyped_storage().data_ptr() == held
-
-
-# --- validation -----------------------------------------------------------------------------------------------
-
-
-# --- joint training, and methods that cannot ------------------------------------------------------------------
 
 
 def test_joint_training_sees_every_task_s_transform(whole):
@@ -168,9 +156,6 @@ def test_ring_shares_its_slots_among_tasks_where_they_share_classes():
     data = data_of("derpp", buffer_mode="ring", ring_quota="class")
     policy = MODELS.get("derpp").build.buffer_policy(data.config, data.spec)
     assert (policy.by, policy.quota, len(policy.counts)) == ("task", 30 // N_TASKS, N_TASKS)
-
-
-# --- whole commands -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,6 @@ from PIL import Image
 from datasets.image_files import decode
 from tests.datasets.class_folders import CLASSES, fill, save, stream
 
-# --- what arrives ---------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_png_of_the_right_size_arrives_pixel_by_pixel(tmp_path, seed):
@@ -98,9 +96,6 @@ def test_limits_take_the_first_files_by_name(tmp_path):
         assert np.array_equal(mine.transpose(0, 2, 3, 1), content["train", name][:2])
 
 
-# --- whole commands -------------------------------------------------------------------------------------------
-
-
 FLAGS = ["--model", "er", "--dataset", "seq-folder", "--n_tasks", "2", "--image_size", "8"]
 SMALL = ["--num_filters", "4", "--buffer_size", "4"]
 
@@ -120,9 +115,6 @@ def test_run_keeps_the_statistics_and_other_files_are_another_run(tmp_path, run_
     assert runs[0].record["data"]["mean"] == pytest.approx(images.mean((0, 1, 2)).tolist())
     assert runs[0].record["identity"]["data"] == runs[2].record["identity"]["data"]
     assert runs[0].stderr == ""
-
-
-# --- layouts ------------------------------------------------------------------------------------------------------
 
 
 def test_fingerprint_is_of_names_and_contents_alone(tmp_path):

@@ -125,20 +125,6 @@ def test_workers_decode_the_same_and_all_damaged_files_are_named(tmp_path, monke
     assert len(stream(tmp_path, num_workers=workers).train_data) == 12 - 11 + 4
 
 
-def test_statistics_are_those_of_all_pixels_to_the_bit(monkeypatch):
-    monkeypatch.setattr(image_cache, "PIECE", 7)
-    images = np.random.default_rng(0).integers(0, 256, (30, 3, 9, 9), dtype=np.uint8)
-    images[:, 1] = 200
-    values = np.arange(256) / 255
-    shares = np.stack([np.bincount(images[:, channel].ravel(), minlength=256) for channel in range(3)]) / (30 * 81)
-    mean = shares @ values
-    std = np.sqrt(shares @ values**2 - mean**2).clip(min=1e-6)
-    assert image_cache.channel_statistics(images) == (mean.tolist(), std.tolist())
-
-
-# --- nothing is silent --------------------------------------------------------------------------------------------
-
-
 def slow_read(path):
     time.sleep(0.02)
     return path.read_bytes()

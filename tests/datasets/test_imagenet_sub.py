@@ -41,9 +41,6 @@ def shuffled(count):
     return order.tolist()
 
 
-# --- which images ---------------------------------------------------------------------------------------------------
-
-
 def test_default_classes_are_those_that_other_papers_drew(tmp_path):
     for number in range(1000):
         (tmp_path / "train" / f"n{number:08d}").mkdir(parents=True)
@@ -105,9 +102,6 @@ def test_other_content_or_other_classes_are_other_data(tree):
     assert fingerprint(class_list=("n00", "n01")) != fingerprint(class_list=("n01", "n00"))
     save(tree / f"ImageNet/val/n0{shuffled(6)[0]}/n0{shuffled(6)[0]}_0.JPEG", pixels(99, 64))
     assert fingerprint() != first
-
-
-# --- whole commands ---------------------------------------------------------------------------------------------
 
 
 def test_run_and_its_name(tree, tmp_path, run_main):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import image_cache, seq_miniimg
+from datasets import seq_miniimg
 from datasets.numpy_pickle import load_numpy_pickle
 from datasets.seq_miniimg import PICKLES, TREE, SeqMiniImageNet
 from utils.config.resolve import resolve
@@ -63,6 +63,11 @@ def pickles():
     return content
 
 
+def images_by_synset():
+    parts = [(value["image_data"], value["class_dict"]) for value in pickles().values()]
+    return {synset: images[members] for images, rows_of in parts for synset, members in rows_of.items()}
+
+
 def write_pickles(folder, content, protocol=4):
     folder.mkdir(exist_ok=True)
     for name, value in content.items():
@@ -85,29 +90,12 @@ def refusal(folder):
 
 def check_pickled_content(folder):
     """By sorted synset, the first images of a class train and the last ones test."""
-    result = stream(folder)
-    images_of = {
-        synset: value["image_data"][members]
-        for value in pickles().values()
-        for synset, members in value["class_dict"].items()
-    }
+    result, images_of = stream(folder), images_by_synset()
     for label, synset in enumerate(sorted(SYNSETS)):
         wanted = images_of[synset].transpose(0, 3, 1, 2)
         train, test = result.train_data, result.test_data
         assert np.array_equal(train.images[train.labels == label].numpy(), wanted[:TRAIN])
         assert np.array_equal(test.images[test.labels == label].numpy(), wanted[-TEST:])
-
-
-@pytest.mark.parametrize("seed", [0, 2])
-def test_arrays_arrive_pixel_by_pixel(tmp_path, seed):
-    content = write_arrays(tmp_path)
-    result = stream(tmp_path, seed=seed)
-    place = np.random.default_rng(42 + seed).permutation(N_CLASSES) if seed else np.arange(N_CLASSES)
-    for part, data in (("train", result.train_data), ("test", result.test_data)):
-        images, labels = content[f"{part}_x.npy"], content[f"{part}_y.npy"]
-        for label in range(N_CLASSES):
-            mine = data.images[data.labels == int(place[label])].numpy()
-            assert np.array_equal(mine.transpose(0, 2, 3, 1), images[labels == label])
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -124,9 +112,6 @@ def test_pickles_of_numpy_1_arrive(tmp_path):
     check_pickled_content(tmp_path)
 
 
-# --- a tree of images -----------------------------------------------------------------------------------------
-
-
 def write_tree(folder, size=SIZE):
     """Contents by (part, synset)."""
     content = {}
@@ -138,23 +123,6 @@ def write_tree(folder, size=SIZE):
             for index, image in enumerate(content[part, synset]):
                 Image.fromarray(image).save(place / f"{index}.png")
     return content
-
-
-def test_tree_arrives_pixel_by_pixel_and_is_decoded_once(tmp_path, monkeypatch):
-    content = write_tree(tmp_path)
-    first = stream(tmp_path)
-    for label, synset in enumerate(sorted(SYNSETS)):
-        for part, data in (("train", first.train_data), ("test", first.test_data)):
-            mine = data.images[data.labels == label].numpy()
-            assert np.array_equal(mine.transpose(0, 2, 3, 1), content[part, synset])
-    assert first.spec.mean == SeqMiniImageNet.mean
-    monkeypatch.setattr(image_cache, "decode", lambda *_, **__: pytest.fail("decoded again"))
-    second = stream(tmp_path)
-    assert np.array_equal(second.train_data.images, first.train_data.images)
-    assert second.spec == first.spec
-
-
-# --- files that run code --------------------------------------------------------------------------------------
 
 
 class Evil:
@@ -216,16 +184,9 @@ def test_state_of_a_dtype_cannot_reach_numpy(tmp_path, state):
     assert load_numpy_pickle(path).tolist() == list(b"abc")
 
 
-# --- layouts of the same content ----------------------------------------------------------------------------------
-
-
 def write_all_layouts(folder):
     """The images of the pickles in every layout, in folders of their own."""
-    images_of = {
-        synset: value["image_data"][members]
-        for value in pickles().values()
-        for synset, members in value["class_dict"].items()
-    }
+    images_of = images_by_synset()
     write_pickles(folder / "pickles", pickles())
     (folder / "arrays").mkdir()
     for part, chosen, count in (("train", slice(TRAIN), TRAIN), ("test", slice(TRAIN, None), TEST)):

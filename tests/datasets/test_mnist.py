@@ -73,9 +73,6 @@ def check_content(raw, result):
             assert sorted(mine) == sorted(bytes(image) for image in images[labels == digit])
 
 
-# --- where they may lie -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("place", "gzipped"), [("MNIST/raw", ()), ("MNIST", FILES), (".", FILES[1:3])])
 def test_pixels_and_labels_arrive(tmp_path, raw, place, gzipped):
     write(tmp_path / place, raw, gzipped=gzipped)
@@ -100,9 +97,6 @@ def test_failed_download_says_what_to_put_where(tmp_path, raw):
         stream(tmp_path / "new")
     for words in (*FILES, str(tmp_path / "new/MNIST"), "--base_path"):
         assert words in str(caught.value)
-
-
-# --- the data sets ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["perm-mnist", "rot-mnist"])
@@ -152,9 +146,6 @@ def test_run_on_the_files(run_main, raw, tmp_path):
         assert list(finished.record["results"]) == ["domain_il"]
         assert finished.record["steps"] == 2
         assert finished.record["identity"]["data"] == mnist.CONTENT
-
-
-# --- Fashion-MNIST --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("place", "gzipped"), [("FashionMNIST/raw", ()), ("FashionMNIST", FILES), (".", FILES[1:3])])

@@ -57,9 +57,6 @@ def test_results_do_not_depend_on_the_number_of_workers(tree, straight, results,
     assert left(results) == straight
 
 
-# --- stopped, killed --------------------------------------------------------------------------------------------
-
-
 class Signal(Observer):
     """Sends this process a signal in the middle of the second task's epoch."""
 

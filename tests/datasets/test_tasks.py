@@ -14,7 +14,6 @@ from utils.config.registry import MODELS
 from utils.config.resolve import identity_options, resolve
 from utils.errors import UsageError
 from utils.run.build import StreamBuilder, epoch_sizes
-from utils.run.evaluation import accuracies
 
 UNEQUAL = (5, 1, 3, 1)
 
@@ -89,23 +88,6 @@ def test_numbers_that_cannot_be_are_refused(words, keyword):
 def unequal_stream():
     spec = make_spec(n_tasks=4, n_classes=10, task_classes=UNEQUAL, train_sizes=(50, 10, 30, 10), test_sizes=(9,) * 4)
     return make_stream(spec)
-
-
-def test_task_il_is_among_the_task_s_own_classes():
-    stream = unequal_stream()
-    _, method = build_run(run_config("sgd"), stream)
-    scores = torch.from_numpy(np.random.default_rng(0).normal(size=(9, 10)))
-    method.predict = lambda inputs: scores
-    result = accuracies(method, stream, range(4))
-    starts, stops = (0, 5, 6, 9), (5, 6, 9, 10)
-    for task in range(4):
-        (batch,) = stream.test(task, 100)
-        right = [
-            int(label) == max(range(starts[task], stops[task]), key=lambda label, row=row: row[label])
-            for label, row in zip(batch.labels, scores.tolist(), strict=True)
-        ]
-        assert result["task_il"][task] == pytest.approx(100 * sum(right) / 9)
-    assert result["task_il"][1] == result["task_il"][3] == 100  # there is one class to choose from
 
 
 def test_icarl_s_exemplars_and_steps():

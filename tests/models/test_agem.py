@@ -35,9 +35,6 @@ def test_projection_by_hand(gradients, reference, expected):
         assert_close(part, values, atol=1e-15)
 
 
-# --- whole steps ------------------------------------------------------------------------------------------------
-
-
 def flat(batch) -> torch.Tensor:
     return batch.images.flatten(1).double() / 255
 
@@ -104,9 +101,6 @@ def test_a_whole_step(norm, disagree):
         assert min(penalties) > 0
     for mine, theirs in zip(method.net.buffers(), twin.buffers(), strict=True):
         assert_close(mine, theirs)
-
-
-# --- the buffers of agem and agem_r -----------------------------------------------------------------------------
 
 
 def replayed_tasks(step) -> tuple[int, list[int]]:

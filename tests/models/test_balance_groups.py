@@ -27,9 +27,6 @@ def built(model: str = "er", *, stream: TensorStream | None = None, **options) -
     return build_run(config, stream or make_stream(SPEC))[1]
 
 
-# --- by hand -----------------------------------------------------------------------------------------------------
-
-
 def batch_of(labels: list[int], tasks: list[int]) -> Batch:
     draw = torch.Generator().manual_seed(len(labels))
     inputs = torch.randn(len(labels), *SPEC.image_shape, dtype=torch.float64, generator=draw) + 1
@@ -121,8 +118,6 @@ def test_none_is_plain_batch_statistics_with_adab2ns_momentum_and_penalty(batche
     assert_close(norms.penalty.detach(), penalty)
 
 
-# --- psi ---------------------------------------------------------------------------------------------------------
-
 PSI = {  # after every task
     ("class", "er"): {"task": [1, 2, 3], "class": [2, 4, 6], "source": [2, 2, 2], "none": [0, 0, 0]},
     ("domain", "er"): {"task": [1, 2, 3], "class": [6, 6, 6], "source": [2, 2, 2], "none": [0, 0, 0]},
@@ -143,8 +138,6 @@ def test_groups_that_come_with_a_task_are_learned(setting, model, groups):
         assert {id(value) for value in psi} <= set(learned)
 
 
-# --- runs --------------------------------------------------------------------------------------------------------
-
 RUNS = [("derpp", "class"), ("icarl", "class"), ("agem", "domain"), ("gdumb", "domain")]
 
 
@@ -162,9 +155,6 @@ def test_every_method_runs_with_every_kind_of_group_and_resumes(model, setting, 
     assert len(resumed_runs) >= 4
     learns = model != "gdumb" and groups != "none"  # GDumb's fitting is no replay
     assert any(psi.abs().max() > 0 for psi in straight.method.net.norms.psi) == learns
-
-
-# --- whole commands ----------------------------------------------------------------------------------------------
 
 
 def test_a_command_that_is_cut_off_ends_the_same_and_its_network_can_be_evaluated(tmp_path, monkeypatch):

@@ -48,9 +48,6 @@ def test_importance_of_a_linear_network_by_hand():
     assert torch.equal(method.anchor["linear.bias"], numbers(0.0, log(3)))
 
 
-# --- the penalty ------------------------------------------------------------------------------------------------
-
-
 def loss_of(method) -> dict[str, torch.Tensor]:
     outputs = {"current": make_output(torch.zeros(1, 4, dtype=torch.float64))}
     return method.loss({"current": make_samples([0])}, outputs, StepIndex(1, 9))

@@ -43,16 +43,10 @@ def assert_equal_weights(mine: dict, theirs: dict) -> None:
     assert [name for name, value in mine.items() if not torch.equal(value, theirs[name])] == []
 
 
-# --- learning rates ---------------------------------------------------------------------------------------------
-
-
 def test_learning_rates():
     assert [fitting_rate(epoch, 0.05, 0.0005) for epoch in range(10)] == pytest.approx(FIRST_RATES, rel=1e-12)
     assert [fitting_rate(epoch, 0.05, 0.0005) for epoch in (16, 32, 64, 128)] == [0.05] * 4
     assert fitting_rate(255, 0.05, 0.0005) < 0.00051
-
-
-# --- CutMix -----------------------------------------------------------------------------------------------------
 
 
 class Draws:
@@ -130,9 +124,6 @@ def test_mixed_batch_and_loss_by_hand(alpha, draws, box, expected):
     assert torch.equal(seen[0], mixed)
     assert inputs[:, 0].mean((1, 2)).tolist() == [1, 2, 3]  # unchanged
     assert loss.item() == pytest.approx(expected, abs=1e-12)
-
-
-# --- the fitting ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", ["bn", "adab2n"])

@@ -30,10 +30,8 @@ from utils.data.stream import TensorStream, make_batch, ranges
 from utils.errors import UsageError
 from utils.run.build import check_together
 from utils.run.observers import Observer
-from utils.run.training import Training, total_steps
+from utils.run.training import Training
 from utils.step import StepIndex
-
-# --- herding ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,8 +53,6 @@ from utils.step import StepIndex
 def test_herding_by_hand(vectors, count, expected):
     assert herd(torch.tensor(vectors, dtype=torch.float64), count) == expected
 
-
-# --- targets ----------------------------------------------------------------------------------------------------
 
 THREE_TASKS = make_spec(n_tasks=3, n_classes=6)
 
@@ -107,9 +103,6 @@ def test_targets_of_past_classes_are_what_the_network_said_before():
     loss.backward()
     assert not logits.grad[:, 4:].any()
     assert_close(logits.grad[0, :4], [0, (2 / 3 - 3 / 4) / 8, (3 / 4) / 8, (4 / 5 - 1) / 8])
-
-
-# --- exemplars and their means ----------------------------------------------------------------------------------
 
 
 class Pixels(Network):
@@ -190,9 +183,6 @@ def test_every_class_has_the_capacity_over_the_seen_classes_and_older_ones_are_c
     assert {label: held(label) for label in (2, 3)} == {label: expected(label, 2) for label in (2, 3)}
 
 
-# --- a run ------------------------------------------------------------------------------------------------------
-
-
 def look(step) -> SimpleNamespace:
     """Keep what counts in a step, without its graph."""
     batch, norms = step.batches["current"], step.outputs["current"].norms
@@ -271,12 +261,6 @@ def test_evaluations_within_a_task_take_the_means_of_the_network_as_it_is():
     Training(config, stream, method, [means := MeansByHand(method)]).run()
     assert len(means.seen) == 3
     assert all((before - after).abs().max() > 1e-4 for before, after in pairwise(means.seen))
-
-
-def test_planned_steps_cover_the_exemplars():
-    stream, config = make_stream(make_spec()), run_config("icarl", buffer_size=8)
-    _, method = build_run(config, stream)
-    assert total_steps(config, method.epoch_sizes(config, stream.spec, stream.train_sizes)) == 3 + 5
 
 
 def test_a_buffer_smaller_than_the_classes_and_tasks_that_share_classes_are_refused():

@@ -38,9 +38,6 @@ def steps_of(model: str = "er", norm: str = "bn", spec=SPEC, **changes):
     return record_steps(run_config(model, norm, **changes), make_stream(spec), look)
 
 
-# --- the share of the current batch -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "value"), [("1/5", "1/5"), ("0.2", "1/5"), (".5", "1/2"), ("4/6", "2/3"), ("1", "1"), ("1/T", "1/T")]
 )
@@ -142,9 +139,6 @@ def test_balanced_replay_draws_of_every_task():
     assert {tuple(np.bincount(each)) for each in tasks[7:]} <= {(2, 1, 1), (1, 2, 1), (1, 1, 2)}
 
 
-# --- several steps for a batch ------------------------------------------------------------------------------------
-
-
 def test_every_batch_makes_so_many_steps_with_draws_and_augmentation_of_their_own():
     steps, method, outcome = steps_of(replay_iters=3)
     assert [step.index for step in steps] == [(step, i, i == 2) for step in range(9) for i in range(3)]
@@ -164,9 +158,6 @@ def test_stored_logits_are_those_of_the_last_step():
     steps, method, _ = steps_of("derpp", "gn", spec=make_spec(), replay_iters=2, buffer_size=30)
     assert method.buffer.logits[:4].equal(steps[1].logits)
     assert not method.buffer.logits[:4].equal(steps[0].logits)
-
-
-# --- whole commands -----------------------------------------------------------------------------------------------
 
 
 def test_a_command_that_is_cut_off_between_iterations_ends_the_same(tmp_path):

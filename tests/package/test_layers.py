@@ -181,15 +181,9 @@ def test_compiles_into_one_graph_with_the_same_numbers(norm, backend):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
-# --- TBBN -------------------------------------------------------------------------------------------------------------
-
-
 def test_number_of_splits():
     cases = {(10, 10, 4): 2, (10, 10, 5): 5, (20, 10, 3): 5, (32, 32, 4): 4, (10, 0, 3): 1, (7, 10, 3): 1}
     assert {case: number_of_splits(*case) for case in cases} == cases
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
 
 
 def trained(model, shape):

@@ -8,7 +8,7 @@ from torchvision.transforms import functional as T
 from torchvision.transforms.v2 import functional as V
 
 from tests.helpers import CPU, make_spec
-from utils.data.augment import Augment, Crop, Flip, RandomResizedCrop, resizing
+from utils.data.augment import Augment, Crop, Flip, RandomResizedCrop
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
 SIDE = 8
@@ -89,9 +89,6 @@ def test_normalize_equals_torchvision():
     assert (double - T.normalize(images.double() / 255, MEAN, STD)).abs().max() < 1e-14
 
 
-# --- windows of another size --------------------------------------------------------------------------------------
-
-
 def windows(side: int, count: int) -> np.ndarray:
     """(4, count) tops, lefts, heights and widths of windows that fit, the whole image and one pixel among them."""
     draw = np.random.default_rng(0)
@@ -114,15 +111,6 @@ def test_known_windows_are_torchvisions_resized_crop(side, size):
     difference = (on_device.int() - expected.int()).abs()  # the host has its weights in whole numbers
     assert difference.max() <= 1
     assert difference.float().mean() < 0.025
-
-
-def test_weights_of_pixels_by_hand():
-    stretch = torch.tensor([1]), torch.tensor([2])  # of five pixels the second and the third
-    assert resizing(*stretch, 5, 4)[0].tolist() == [
-        [0, 1, 0, 0, 0], [0, 0.75, 0.25, 0, 0], [0, 0.25, 0.75, 0, 0], [0, 0, 1, 0, 0],
-    ]  # fmt: skip
-    halved = resizing(torch.tensor([0]), torch.tensor([4]), 4, 2)[0]
-    assert (halved - torch.tensor([[3, 3, 1, 0], [0, 1, 3, 3]]) / 7).abs().max() < 1e-7
 
 
 def test_window_of_the_wanted_size_is_cut_out_and_the_middle_is_tested():

@@ -55,9 +55,6 @@ def held(buffer: Buffer) -> list[tuple[int, int]]:
     return list(zip(whole.images.flatten().tolist(), whole.labels.tolist(), strict=True))
 
 
-# --- greedy balance ---------------------------------------------------------------------------------------------
-
-
 def test_a_class_below_its_share_takes_a_place_of_the_largest_class():
     """Of four slots class 1 is due two. Class 2 is due 4/3, so it stays below with one and gets two: the first from
     class 0, the lower of two that are largest, the second from class 1."""
@@ -140,9 +137,6 @@ def test_a_restored_policy_goes_on_identically(tmp_path, policy):
         assert len(set(held(whole)) - set(before)) > 3
 
 
-# --- equal quotas -----------------------------------------------------------------------------------------------
-
-
 def test_every_class_seen_has_the_same_number_of_slots():
     """Thirteen slots: 13, 6, 4, 3, 2 and 2 for each of 1 to 6 classes; what remains is unused."""
     buffer, seen = buffer_with(ClassBalanced(13, SPEC), 13), np.zeros(6, dtype=int)
@@ -170,9 +164,6 @@ def test_samples_of_a_class_are_equally_likely_to_be_held():
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-# --- all is replaced --------------------------------------------------------------------------------------------
-
-
 def test_what_is_added_takes_the_place_of_everything():
     buffer = buffer_with(MethodManaged(4, SPEC), 4)
     assert len(buffer) == 0
@@ -183,9 +174,6 @@ def test_what_is_added_takes_the_place_of_everything():
     assert len(buffer) == 3
     assert held(buffer) == [(20, 4), (7, 0), (21, 2)]
     assert sorted(buffer.sample_slots(9, generator(0, "replay", 0)).tolist()) == [0, 1, 2]
-
-
-# --- policies of plug-ins ---------------------------------------------------------------------------------------
 
 
 class Changed(Reservoir):

@@ -36,9 +36,6 @@ def extra_samples(count: int) -> Batch:
     return Batch(torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(tasks), labels, tasks)
 
 
-# --- an epoch -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("task", range(3))
 def test_epoch_has_every_sample_of_its_task_once_with_its_label(stream, task):
     batches = list(stream.batches(task, 0, 0))
@@ -85,9 +82,6 @@ def test_order_is_of_seed_task_and_epoch_alone():
     assert len(set(within)) == 5
 
 
-# --- samples that join ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("epoch", range(3))
 def test_joined_samples_come_once_in_every_epoch_as_they_are(stream, epoch):
     joined = extra_samples(6)
@@ -105,9 +99,6 @@ def test_joined_samples_come_once_in_every_epoch_as_they_are(stream, epoch):
     assert {number: result[number] for number in own} == {n: (int(stream.train_data.labels_host[n]), 1) for n in own}
 
 
-# --- all tasks as one -----------------------------------------------------------------------------------------
-
-
 def test_merged_stream_trains_all_tasks_as_one(stream):
     as_single_task = stream.as_single_task()
     assert as_single_task.train_sizes == [29]
@@ -118,9 +109,6 @@ def test_merged_stream_trains_all_tasks_as_one(stream):
     for batch in batches:
         assert batch.labels.tolist() == stream.train_data.labels_host[sample_numbers(batch.images)].tolist()
     assert numbers(as_single_task.in_order(0, 5)) == list(range(29))
-
-
-# --- rows -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -143,9 +131,6 @@ def test_rows_replace_the_order_of_the_data(stream, together):
     for task in range(3):
         assert all(same(*pair) for pair in zip(stream.test(task, 4), other.test(task, 4), strict=True))
     assert other.to(CPU).train_data.images.data_ptr() == shuffled["train_data"].images.data_ptr()
-
-
-# --- in order, test, device -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100])

@@ -11,8 +11,8 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from math import prod
 from pathlib import Path
@@ -130,22 +130,27 @@ class FromFiles(Dataset):
 
     def decode(self, config: Config) -> Content:
         """Read every file once, for its digest and, if they are held in memory, its pixels."""
+        from tqdm import tqdm
+
         files = self.listed_files(config)
         keys = [*files.digest_keys()]
         is_decoded = not self.streamed and (self.fingerprint_of_pixels or not config.dry_run)
         images = shared_array((len(keys), *self.image_shape)) if is_decoded else None
         work = ReadPieces([files.path(name) for _, name in keys], images, self.resize)
         pieces = split_into(np.arange(len(keys)), PIECE)
-        digest, damaged = hashlib.sha256(), list[str]()
-        with (
-            closing(map_in_workers(work, pieces, number_of_workers(config))) as results,
-            progress(config, f"reading the images of {self.name}", len(keys)) as advance,
-        ):
+        digest, damaged, done = hashlib.sha256(), list[str](), 0
+        # A bar in a terminal, otherwise a note every minute.
+        title, is_silent = f"reading the images of {self.name}", config.non_verbose
+        bar = tqdm(total=len(keys), desc=title, unit="img", disable=True if is_silent else None)
+        needs_notes = bar.disable and not is_silent
+        note = repeated_note(lambda: f"{title}: {done} of {len(keys)}") if needs_notes else nullcontext()
+        with closing(map_in_workers(work, pieces, number_of_workers(config))) as results, bar, note:
             for piece, (digests, messages) in zip(pieces, results, strict=True):
                 damaged += messages
                 for index, content in zip(piece, digests, strict=True):
                     digest.update(keys[index][0] + f" {content}\n".encode())
-                advance(len(piece))
+                done += len(piece)
+                bar.update(len(piece))
         if damaged:
             raise damage_error(damaged, files.advice)
         content = Content(f"{digest.hexdigest()[:16]}-v{DECODING}", files.classes)
@@ -196,24 +201,6 @@ def number_of_workers(config: Config) -> int:
 def shared_array(shape: tuple[int, ...]) -> np.ndarray:
     """Return an array of bytes that this process shares with its forks. Pages take memory when they are written."""
     return np.frombuffer(mmap.mmap(-1, prod(shape)), np.uint8).reshape(shape)
-
-
-@contextmanager
-def progress(config: Config, title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how many of a number of images are done: with a bar in a terminal, otherwise with a note every minute."""
-    from tqdm import tqdm
-
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        bar.update(count)
-
-    with tqdm(total=total, desc=title, unit="img", disable=True if config.non_verbose else None) as bar:
-        needs_notes = bar.disable and not config.non_verbose
-        with repeated_note(lambda: f"{title}: {done} of {total}") if needs_notes else nullcontext():
-            yield advance
 
 
 def load(folder: Path) -> Content | None:

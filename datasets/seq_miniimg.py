@@ -8,14 +8,14 @@ images in the same order are the same run in every layout.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from datasets.dataset import Config, RawData, content_digest
-from datasets.image_cache import CACHED_OPTIONS, PIECE, CachedImages, Content, progress, shared_array
+from datasets.image_cache import CACHED_OPTIONS, CachedImages, Content
 from datasets.image_files import ImageFiles, files_by_label, find_root, images_in, list_images, subfolders
 from datasets.numpy_pickle import load_numpy_pickle
 from utils.config.options import ByFidelity, Rule
@@ -83,17 +83,11 @@ class SeqMiniImageNet(CachedImages):
         files = self.listed_files(config)
         if files.classes:
             return super().decode(config)
-        read = self._read_arrays if files.train.names[0] == ARRAYS[0].encode() else self._read_pickles
-        total = self.n_classes * sum(self.images_per_class)
-        with progress(config, f"reading the images of {self.name}", total) as advance:
-            raw, classes = read(files, advance)
+        is_arrays = files.train.names[0] == ARRAYS[0].encode()
+        raw, classes = self._read_arrays(files) if is_arrays else self._read_pickles(files)
         return Content(content_digest(raw), classes, raw)
 
-    def _new_images(self) -> tuple[np.ndarray, np.ndarray]:
-        train, test = (shared_array((self.n_classes * count, *self.image_shape)) for count in self.images_per_class)
-        return train, test
-
-    def _read_arrays(self, files: ImageFiles, advance: Callable[[int], None]) -> tuple[RawData, Sequence[str]]:
+    def _read_arrays(self, files: ImageFiles) -> tuple[RawData, Sequence[str]]:
         arrays: list[np.ndarray] = []
         for name in ARRAYS:
             try:
@@ -101,7 +95,7 @@ class SeqMiniImageNet(CachedImages):
             except Exception as error:  # a damaged header can raise almost anything
                 raise UsageError(f"{files.root / name} is not a readable npy file ({error}); replace it") from error
         results = []
-        for index, per_class, target in zip((0, 2), self.images_per_class, self._new_images(), strict=True):
+        for index, per_class in zip((0, 2), self.images_per_class, strict=True):
             images, labels = arrays[index : index + 2]
             expected = np.arange(self.n_classes).repeat(per_class)
             shape = (len(expected), *self.image_shape[1:], 3)
@@ -111,27 +105,22 @@ class SeqMiniImageNet(CachedImages):
             if labels.shape != expected.shape or not np.array_equal(np.sort(labels), expected):
                 what = f"has shape {labels.shape} instead of {expected.shape}, or not {per_class} of each label"
                 raise UsageError(f"{files.root / ARRAYS[index + 1]} {what} from 0 to {self.n_classes - 1}; replace it")
-            for start in range(0, len(images), PIECE):
-                part = images[start : start + PIECE]
-                target[start : start + PIECE] = part.transpose(0, 3, 1, 2)
-                advance(len(part))
-            results += [target, labels.astype(np.int64)]
+            results += [np.ascontiguousarray(images.transpose(0, 3, 1, 2)), labels.astype(np.int64)]
         return RawData(*results), [*map(str, range(self.n_classes))]
 
-    def _read_pickles(self, files: ImageFiles, advance: Callable[[int], None]) -> tuple[RawData, Sequence[str]]:
+    def _read_pickles(self, files: ImageFiles) -> tuple[RawData, Sequence[str]]:
         n_train, n_test = self.images_per_class
         contents = [self._load_pickle(files.root / name) for name in PICKLES]
         classes = sorted(name for _, rows_of in contents for name in rows_of)
         if not len({*classes}) == len(classes) == self.n_classes:
             raise UsageError(f"{files.root}: pickles of {len({*classes})} classes, not {self.n_classes}; replace them")
-        train, test = self._new_images()
+        train, test = (np.empty((self.n_classes * count, *self.image_shape), np.uint8) for count in (n_train, n_test))
         while contents:
             images, rows_of = contents.pop()  # and let go of them when they are copied
             for name, rows in rows_of.items():
                 label = classes.index(name)
                 for target, count, chosen in ((train, n_train, rows[:n_train]), (test, n_test, rows[-n_test:])):
                     target[label * count : (label + 1) * count] = images[chosen].transpose(0, 3, 1, 2)
-                advance(n_train + n_test)
         labels = np.arange(self.n_classes)
         return RawData(train, labels.repeat(n_train), test, labels.repeat(n_test)), classes
 

@@ -5,7 +5,6 @@ import struct
 
 import numpy as np
 import pytest
-import torch
 import torchvision
 
 from datasets import mnist, seq_fashion
@@ -97,24 +96,6 @@ def test_failed_download_says_what_to_put_where(tmp_path, raw):
         stream(tmp_path / "new")
     for words in (*FILES, str(tmp_path / "new/MNIST"), "--base_path"):
         assert words in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["perm-mnist", "rot-mnist"])
-def test_every_task_of_domain_il_has_all_images(tmp_path, raw, name):
-    write(tmp_path, raw)
-    result = stream(tmp_path, name, n_tasks=3)
-    assert result.spec.setting == "domain"
-    assert result.spec.train_sizes == (TRAIN_SIZES.sum(),) * 3
-    assert result.spec.test_sizes == (TEST_SIZES.sum(),) * 3
-    assert result.spec.augmentation == ()
-    assert (result.spec.mean, result.spec.std) == ((0.0,), (1.0,))
-    train = [result.task_data(task).images for task in range(3)]
-    assert not torch.equal(train[0], result.train_data.images)
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert not torch.equal(train[one], train[other])
-    again, other_seed = stream(tmp_path, name, n_tasks=7), stream(tmp_path, name, n_tasks=3, seed=1)
-    assert torch.equal(again.task_data(2).images, train[2])  # whatever the other tasks are
-    assert not torch.equal(other_seed.task_data(2).images, train[2])
 
 
 def test_facts_of_the_whole_data_set():

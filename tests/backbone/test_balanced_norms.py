@@ -31,13 +31,12 @@ def direction_for(x: torch.Tensor) -> torch.Tensor:
     return torch.linspace(-1, 3, x.numel(), dtype=torch.float64).sin().view(x.shape)
 
 
-def made(norm: str, impl: str = "auto", layers: int = 1, spatial=SHAPE[2:]):
-    """(shared state, layers) in double precision, with scale and shift away from 1 and 0."""
+def made(norm: str, impl: str = "auto", spatial=SHAPE[2:]):
+    """(shared state, layer) in double precision, with scale and shift away from 1 and 0."""
     factory = norm_factory(norm, norm_impl=impl)
-    built = [give_affine(factory(SHAPE[1], spatial=spatial).double()) for _ in range(layers)]
-    shared = factory.shared.double()
+    layer, shared = give_affine(factory(SHAPE[1], spatial=spatial).double()), factory.shared.double()
     shared.begin_task(n_classes=2)
-    return shared, built
+    return shared, layer
 
 
 def give_affine(layer: nn.Module) -> nn.Module:
@@ -47,9 +46,9 @@ def give_affine(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def run(shared, layers, x, tasks=None) -> list[torch.Tensor]:
+def run(shared, layer, x, tasks=None) -> torch.Tensor:
     with shared.forward_pass(None if tasks is None else torch.from_numpy(tasks)):
-        return [layer(x) for layer in layers]
+        return layer(x)
 
 
 def gradients_of(out, x, layer) -> list[torch.Tensor]:
@@ -59,13 +58,13 @@ def gradients_of(out, x, layer) -> list[torch.Tensor]:
 
 def assert_steps_of_batch_norm(norm, impl, inputs, tasks, momentum=0.1) -> tuple[nn.Module, nn.Module]:
     """Outputs and gradients are BN's over some batches; returns the layer and the BN."""
-    shared, [layer] = made(norm, impl, spatial=inputs[0].shape[2:])
+    shared, layer = made(norm, impl, spatial=inputs[0].shape[2:])
     twin = give_affine(
         (nn.BatchNorm2d if inputs[0].dim() == 4 else nn.BatchNorm1d)(SHAPE[1], momentum=momentum).double()
     )
     for x in inputs:
         x = x.detach().requires_grad_()
-        [out] = run(shared, [layer], x, tasks)
+        out = run(shared, layer, x, tasks)
         expected = twin(x)
         assert_close(out, expected)
         for actual, wanted in zip(gradients_of(out, x, layer), gradients_of(expected, x, twin), strict=True):
@@ -100,11 +99,11 @@ def test_bnt_trains_like_batch_norm_and_balances_what_it_remembers(impl):
 @each_impl
 def test_tbbn_weighted_against_numpy(impl):
     inputs = batches(3)
-    shared, [layer] = made("tbbn_weighted", impl)
+    shared, layer = made("tbbn_weighted", impl)
     gamma, beta = layer.weight.detach().clone(), layer.bias.detach().clone()
     for x in inputs:
         x = x.detach().requires_grad_()
-        [out] = run(shared, [layer], x, TASKS)
+        out = run(shared, layer, x, TASKS)
         _, d_gamma, d_beta = gradients_of(out, x, layer)
         mu, sigma2 = statistics_by_numpy(x, BALANCED)
         unit = (x.detach().numpy() - mu[:, None, None]) / np.sqrt(sigma2 + EPS)[:, None, None]
@@ -146,9 +145,9 @@ def test_without_tasks_they_are_batch_norm(norm, impl, shape):
 
 @pytest.mark.parametrize("norm", [*NORMS, "adab2n"])
 def test_a_single_value_per_channel_is_refused(norm):
-    shared, [layer] = made(norm)
+    shared, layer = made(norm)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        run(shared, [layer], torch.zeros(1, 3, 1, 1, dtype=torch.float64), np.array([0]))
+        run(shared, layer, torch.zeros(1, 3, 1, 1, dtype=torch.float64), np.array([0]))
 
 
 @each_impl
@@ -163,7 +162,7 @@ def test_running_statistics_under_autocast(norm, impl):
             factory.shared.begin_task(n_classes=2)
         x = batches(1)[0].bfloat16()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-            [out] = run(factory.shared, [layer], x if half else x.float(), TASKS)
+            out = run(factory.shared, layer, x if half else x.float(), TASKS)
         assert out.dtype == (torch.bfloat16 if half else torch.float32)
         assert layer.running_mean.dtype == layer.running_var.dtype == torch.float32
         results.append((layer.running_mean, layer.running_var, out.float()))

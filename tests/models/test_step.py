@@ -10,7 +10,7 @@ from tests.models.cut_off import assert_resumes_from_every_checkpoint, with_chec
 from utils.data.buffer import Buffer, MethodManaged
 from utils.run.build import build_augment, build_network
 from utils.run.training import Training
-from utils.step import CURRENT, Step, forwards_of
+from utils.step import CURRENT, Step
 
 SPEC = make_spec(n_tasks=3, n_classes=6, image_shape=(3, 8, 8), train_sizes=(12, 8, 12))
 
@@ -21,20 +21,15 @@ def look(step: Step) -> dict:
         "index": (step.index.task, step.index.step, step.index.epoch),
         "batches": {name: batch.tasks_host.tolist() for name, batch in step.batches.items()},
         "terms": {name: value.item() for name, value in step.loss_terms.items()},
-        "norms": forwards_of(step.outputs),
         "shapes": {name: tuple(output.embedding.shape) for name, output in step.outputs.items()},
     }
-
-
-def steps_of(model: str, norm: str, **options) -> list[dict]:
-    return record_steps(run_config(model, norm, **options), make_stream(SPEC), look)[0]
 
 
 # --- what a step holds -------------------------------------------------------------------------------------------
 
 
 def test_observers_see_where_a_step_was_and_what_it_was_made_of():
-    steps = steps_of("derpp", "adab2n")
+    steps, *_ = record_steps(run_config("derpp", "adab2n"), make_stream(SPEC), look)
     assert [step["index"] for step in steps] == [(task, k, 0) for k, task in enumerate([0, 0, 0, 1, 1, 2, 2, 2])]
     assert list(steps[0]["batches"]) == list(steps[0]["terms"]) == [CURRENT]
     assert list(steps[1]["batches"]) == [CURRENT, "logits", "labels"]
@@ -42,20 +37,6 @@ def test_observers_see_where_a_step_was_and_what_it_was_made_of():
     assert steps[4]["batches"][CURRENT] == [1] * 4
     assert set(steps[7]["batches"]["labels"]) <= {0, 1, 2}
     assert steps[4]["shapes"] == {CURRENT: (4, 8), "logits": (4, 8), "labels": (4, 8)}
-
-
-@pytest.mark.parametrize(("way", "forwards"), [("joint", 1), ("separate", 3)])
-def test_a_step_says_what_the_norms_did(way, forwards):
-    steps = steps_of("derpp", "adab2n", replay_forward=way, lambd=0.5)
-    (first,), later = steps[0]["norms"], steps[6]["norms"]
-    assert (first.group_weights, first.penalty) == (None, None)  # plain batch statistics while nothing is replayed
-    assert len(later) == forwards
-    for norms in later:
-        assert norms.layers == (0, 1)
-        assert [len(mean) for mean in norms.means] == [len(var) for var in norms.variances] == [8, 8]
-        assert norms.group_weights.shape == (3, 2)
-        assert (norms.group_weights.sum(0) - 1).abs().max() < 1e-6
-    assert 0.5 * sum(norms.penalty.item() for norms in later) == pytest.approx(steps[6]["terms"]["penalty"], rel=1e-5)
 
 
 # --- the contract ------------------------------------------------------------------------------------------------

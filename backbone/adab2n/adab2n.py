@@ -188,19 +188,19 @@ class AdaB2N(AnyBatchNorm):
 class AdaB2N1d(AdaB2N):
     """AdaB²N for (N, C) or (N, C, L) inputs, in place of `nn.BatchNorm1d`."""
 
-    _check_input_dim = nn.BatchNorm1d._check_input_dim  # type: ignore[assignment]
+    _check_input_dim = nn.BatchNorm1d._check_input_dim
 
 
 class AdaB2N2d(AdaB2N):
     """AdaB²N for (N, C, H, W) inputs, in place of `nn.BatchNorm2d`."""
 
-    _check_input_dim = nn.BatchNorm2d._check_input_dim  # type: ignore[assignment]
+    _check_input_dim = nn.BatchNorm2d._check_input_dim
 
 
 class AdaB2N3d(AdaB2N):
     """AdaB²N for (N, C, D, H, W) inputs, in place of `nn.BatchNorm3d`."""
 
-    _check_input_dim = nn.BatchNorm3d._check_input_dim  # type: ignore[assignment]
+    _check_input_dim = nn.BatchNorm3d._check_input_dim
 
 
 # --- which task every sample belongs to -------------------------------------------------------------------------------

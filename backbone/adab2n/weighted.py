@@ -269,9 +269,9 @@ class _WeightedBatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, weights: Tensor, gamma: Tensor, beta: Tensor, *options: Any) -> tuple[Tensor, ...]:
         by, eps, passes = options
-        moments_of_samples = passes.moments(a, exact=by.same_group is not None)
+        guess, distance, squares = passes.moments(a, exact=by.same_group is not None)
         area = a.numel() // (a.shape[0] * a.shape[1])
-        moments = Moments(*moments_of_samples, weights.contiguous(), by.same_group, area)
+        moments = Moments(guess, distance, squares, weights.contiguous(), by.same_group, area)
         stats = passes.statistics(moments, gamma, beta, eps)
         out = passes.scale_and_shift(a, stats.scale, stats.shift)
         # What is kept must not be an output, or the two would keep each other alive.

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from torch.utils.data import Dataset as TorchDataset
 
 from datasets.dataset import BASE_PATH, SPLIT_OPTIONS, ClassDataset, Config, Dataset, RawData, content_digest
 from datasets.image_files import DECODING, ImageFiles, check_counts, decode, read_file
@@ -136,7 +135,21 @@ class FromFiles(Dataset):
         keys = [*files.digest_keys()]
         is_decoded = not self.streamed and (self.fingerprint_of_pixels or not config.dry_run)
         images = shared_array((len(keys), *self.image_shape)) if is_decoded else None
-        work = ReadPieces([files.path(name) for _, name in keys], images, self.resize)
+
+        def read_piece(piece: np.ndarray) -> tuple[list[str], list[str]]:
+            """Return the digests of files and a list of damaged ones. All processes share the pixels."""
+            digests, damaged = [], []
+            for index in piece:
+                path, content = files.path(keys[index][1]), b""
+                try:
+                    content = read_file(path)
+                    if images is not None:
+                        images[index] = decode(path, content, images.shape[2], resize=self.resize)
+                except DamagedImage as error:  # raised in a worker, it would get a traceback of many lines
+                    damaged.append(str(error))
+                digests.append(hashlib.sha256(content).hexdigest())
+            return digests, damaged
+
         pieces = split_into(np.arange(len(keys)), PIECE)
         digest, damaged, done = hashlib.sha256(), list[str](), 0
         # A bar in a terminal, otherwise a note every minute.
@@ -144,7 +157,7 @@ class FromFiles(Dataset):
         bar = tqdm(total=len(keys), desc=title, unit="img", disable=True if is_silent else None)
         needs_notes = bar.disable and not is_silent
         note = repeated_note(lambda: f"{title}: {done} of {len(keys)}") if needs_notes else nullcontext()
-        with closing(map_in_workers(work, pieces, number_of_workers(config))) as results, bar, note:
+        with closing(map_in_workers(read_piece, pieces, number_of_workers(config))) as results, bar, note:
             for piece, (digests, messages) in zip(pieces, results, strict=True):
                 damaged += messages
                 for index, content in zip(piece, digests, strict=True):
@@ -169,29 +182,6 @@ class CachedImages(FromFiles, ClassDataset):
 
     def read(self, config: Config) -> RawData:
         return cast("RawData", self.cached_content(config).raw)
-
-
-class ReadPieces(TorchDataset[tuple[list[str], list[str]]]):
-    """Maps the indices of a piece to the digests of its files and a list of damaged ones.
-
-    Pixels are written to an array that all processes share.
-    """
-
-    def __init__(self, paths: list[Path], images: np.ndarray | None, resize: bool):
-        self.paths, self.images, self.resize = paths, images, resize
-
-    def __getitem__(self, piece: np.ndarray) -> tuple[list[str], list[str]]:
-        digests, damaged = [], []
-        for index in piece:
-            path, content = self.paths[index], b""
-            try:
-                content = read_file(path)
-                if self.images is not None:
-                    self.images[index] = decode(path, content, self.images.shape[2], resize=self.resize)
-            except DamagedImage as error:  # raised in a worker, it would get a traceback of many lines
-                damaged.append(str(error))
-            digests.append(hashlib.sha256(content).hexdigest())
-        return digests, damaged
 
 
 def number_of_workers(config: Config) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from utils.data.stream import Stream, concatenated, index_batch
 from utils.device import send_together
@@ -96,8 +96,19 @@ class FileStream(Stream[Files]):
 
     def _decode(self, names: np.ndarray, pieces: list[np.ndarray]) -> Iterator[torch.Tensor]:
         """Yield the images of every piece, on the host."""
-        work, pin_memory = DecodedPieces(names, self.decode, self.spec.image_shape), self.device.type == "cuda"
-        with closing(map_in_workers(work, pieces, self.num_workers, pin_memory=pin_memory)) as decoded:
+
+        def decode_piece(index: np.ndarray) -> tuple[torch.Tensor, list[str]]:
+            """Return images and a list of damaged ones, which are black."""
+            images, damaged = torch.zeros((len(index), *self.spec.image_shape), dtype=torch.uint8), []
+            for image, name in zip(images.numpy(), names[index], strict=True):
+                try:
+                    image[:] = self.decode(name)
+                except UsageError as error:  # raised in a worker, it would get a traceback of many lines
+                    damaged.append(str(error))
+            return images, damaged
+
+        pin_memory = self.device.type == "cuda"
+        with closing(map_in_workers(decode_piece, pieces, self.num_workers, pin_memory=pin_memory)) as decoded:
             for images, damaged in decoded:
                 if damaged and self.damaged is None:
                     raise damage_error(damaged, self.advice)
@@ -107,14 +118,14 @@ class FileStream(Stream[Files]):
 
 
 def map_in_workers(
-    work: Dataset[Any], pieces: Sequence[Any], num_workers: int, *, pin_memory: bool = False
+    work: Callable[[Any], Any], pieces: Sequence[Any], num_workers: int, *, pin_memory: bool = False
 ) -> Generator[Any]:
-    """Yield `work[piece]` of every piece in order. Workers end with the iterator; one piece needs none."""
+    """Yield `work(piece)` of every piece in order. Workers end with the iterator; one piece needs none."""
     workers = min(num_workers, len(pieces)) if len(pieces) > 1 else 0
     loader: DataLoader[Any] = DataLoader(
-        work,
-        sampler=pieces,
+        pieces,  # type: ignore[arg-type]
         batch_size=None,
+        collate_fn=work,
         num_workers=workers,
         pin_memory=pin_memory,
         worker_init_fn=_ignore_stop_signals,
@@ -140,22 +151,6 @@ def map_in_workers(
         if workers:
             iterator._shutdown_workers()
             atexit.unregister(iterator._shutdown_workers)
-
-
-class DecodedPieces(Dataset[tuple[torch.Tensor, list[str]]]):
-    """Maps the indices of a piece to its images and a list of damaged ones, which are black."""
-
-    def __init__(self, names: np.ndarray, decode: Callable[[bytes], np.ndarray], shape: tuple[int, int, int]):
-        self.names, self.decode, self.shape = names, decode, shape
-
-    def __getitem__(self, index: np.ndarray) -> tuple[torch.Tensor, list[str]]:
-        images, damaged = torch.zeros((len(index), *self.shape), dtype=torch.uint8), []
-        for image, name in zip(images.numpy(), self.names[index], strict=True):
-            try:
-                image[:] = self.decode(name)
-            except UsageError as error:  # raised in a worker, it would get a traceback of many lines
-                damaged.append(str(error))
-        return images, damaged
 
 
 def split_into(index: np.ndarray, size: int) -> list[np.ndarray]:

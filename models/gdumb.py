@@ -101,10 +101,9 @@ class Gdumb(Method):
         assert self.buffer is not None
         size, seed = self.config.batch_size, self.config.seed
         slots = generator(seed, f"fit/{task}", epoch).permutation(len(self.buffer))
-        slots_on_device = to_device(slots, self.buffer.labels.device)
         losses = []
         for turn, start in enumerate(range(0, len(slots), size)):
-            batch = self.buffer.gather(slots[start : start + size], slots_on_device[start : start + size])
+            batch = self.buffer.gather(slots[start : start + size])
             inputs = self.augment(batch.images, f"fit/{task}/{epoch}", turn)
             draw = generator(seed, f"cutmix/{task}", epoch, turn)
             compute_loss = partial(self._fitting_loss, inputs, batch.labels, draw)

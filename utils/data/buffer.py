@@ -15,7 +15,7 @@ import torch
 from utils.config.options import ByFidelity, Option, choice
 from utils.config.registry import BUFFERS
 from utils.data.stream import StreamSpec
-from utils.device import send_together
+from utils.device import send_together, to_device
 from utils.errors import RunFailed, UsageError
 from utils.step import Batch
 
@@ -272,15 +272,17 @@ class Buffer:
             f"`{method}` of the buffer's policy {type(self.policy).__name__} must return {wanted}; repair it"
         )
 
-    def gather(self, slots: np.ndarray, slots_on_device: torch.Tensor) -> Batch:
-        """Return the samples in some slots, given on the host and on the device."""
+    def gather(self, slots: np.ndarray, slots_on_device: torch.Tensor | None = None) -> Batch:
+        """Return the samples in some slots, of which the device may have a copy already."""
+        if slots_on_device is None:
+            slots_on_device = to_device(np.asarray(slots, dtype=np.int64), self.labels.device)
         names = [name for name in self._tensors() if name != "losses"]
         stored = {name: getattr(self, name).index_select(0, slots_on_device) for name in names}
         return Batch(labels_host=self.labels_host[slots], tasks_host=self.tasks_host[slots], **stored)
 
     def all_samples(self) -> Batch:
         """Return all samples, in the order of their slots."""
-        return self.gather(self.filled, *send_together([self.filled], self.labels.device))
+        return self.gather(self.filled)
 
     def state_dict(self) -> dict[str, Any]:
         state = {"policy": self.policy.state_dict()}

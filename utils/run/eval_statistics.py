@@ -27,7 +27,6 @@ from backbone.norms.family import FamilyBatchNorm
 from models.method import Method
 from utils.data.random import generator
 from utils.data.stream import chunks, concatenated, index_batch
-from utils.device import send_together
 from utils.errors import UsageError
 from utils.step import Batch
 
@@ -125,7 +124,7 @@ def buffer_batches(method: Method) -> Iterator[Batch]:
     assert buffer is not None
     slots = generator(method.config.seed, "eval_statistics").choice(buffer.filled, len(buffer), replace=False)
     for some in np.split(slots, range(EVALUATION_BATCH, len(slots), EVALUATION_BATCH)):
-        yield buffer.gather(some, *send_together([some], buffer.labels.device))
+        yield buffer.gather(some)
 
 
 def in_test_order(method: Method, batches: Iterator[Batch], *place: int) -> Iterator[Batch]:

@@ -39,7 +39,7 @@ def add(buffer: Buffer, numbers, draw, labels=None, tasks=None) -> None:
 
 def sample_of(buffer: Buffer, count: int, step: int = 0) -> Batch:
     slots = buffer.sample_slots(count, generator(0, "replay", step))
-    sample = buffer.gather(slots, torch.from_numpy(slots))
+    sample = buffer.gather(slots)
     assert sample.labels.tolist() == sample.labels_host.tolist()
     assert sample.tasks.tolist() == sample.tasks_host.tolist()
     return sample

@@ -14,7 +14,7 @@ from utils.cli import Parser
 from utils.config.plugins import given_plugins, load_plugins
 from utils.config.registry import close_matches
 from utils.errors import UsageError
-from utils.tables import TITLES, aligned
+from utils.tables import TITLES, aligned, count_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     if meanings := hash_meanings(identities(chosen)):  # of runs whose names differ only in the hash
         shown = shown.assign(**{"differs in": chosen["run"].map(meanings)})
     print(table(shown))
-    print(f"{len(chosen)} of {len(runs)} runs")
+    print(f"{len(chosen)} of {count_of(len(runs), 'run')}")
     return 0
 
 

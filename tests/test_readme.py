@@ -96,7 +96,7 @@ def test_results_as_data(tmp_path, monkeypatch, capsys):
     assert len(commands) == 3
     for command in commands:
         assert main(shlex.split(command, comments=True)[3:]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 runs"
+        assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 run"
     assert (tmp_path / "runs.csv").read_text().startswith("model,norm,seed,class_il_bwt\ner,adab2n,0,")
 
 

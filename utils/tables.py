@@ -49,6 +49,11 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def count_of(number: int, noun: str) -> str:
+    """Return such as `1 run` or `2 runs`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -115,8 +120,8 @@ def report_over_seeds(records: list[dict[str, Any]], n_seeds: int) -> str:
     metrics = [{setting: result["metrics"] for setting, result in record["results"].items()} for record in records]
     values = {setting: {name: [of_run[setting].get(name) for of_run in metrics] for name in names}
               for setting, names in metrics[0].items()}  # fmt: skip
-    count = str(len(records)) if len(records) == n_seeds else f"{len(records)} of {n_seeds}"
-    title = f"mean ± std over {count} seed{'s' if n_seeds > 1 else ''}, %"
+    part = "" if len(records) == n_seeds else f"{len(records)} of "
+    title = f"mean ± std over {part}{count_of(n_seeds, 'seed')}, %"
     return metrics_table(values, title_with_caveats(title, records[0]["config"]), mean_and_deviation)
 
 

@@ -234,7 +234,7 @@ def test_a_kept_record_with_other_results_is_named(tmp_path):
     more = {name: part | {"measured_later": [1.0]} for name, part in table.records[other]["results"].items()}
     change_record(tmp_path / "runs" / other, results=more)  # no other result
     (line,) = warnings([table], replace(chosen.runs, measured=tmp_path / "kept"))
-    assert (line.startswith("1 runs"), name in line) == (True, True)
+    assert (line.startswith("1 run "), name in line) == (True, True)
     assert str(tmp_path / "kept") in line
 
 

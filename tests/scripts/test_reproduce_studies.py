@@ -74,9 +74,9 @@ def test_kept_records_count_wherever_results_are(tmp_path, measured, capsys):
     finish(runs[1], 50.0, status="failed", reason="it diverged")
     words = ["--preset", "smoke", "--results_path", str(tmp_path / "here")]
     assert reproduce(["keep", "core", *words]) == 0
-    assert capsys.readouterr().out == "1 finished and 1 failed runs kept; 2 of 24 are there now\n"
+    assert capsys.readouterr().out == "runs kept: 1 finished, 1 failed; 2 of 24 are there now\n"
     assert reproduce(["keep", "core", *words]) == 0
-    assert capsys.readouterr().out == "0 finished and 0 failed runs kept; 2 of 24 are there now\n"
+    assert capsys.readouterr().out == "runs kept: 0 finished, 0 failed; 2 of 24 are there now\n"
     elsewhere = Runs(SMOKE, str(tmp_path / "elsewhere"))
     again = elsewhere.of(OURS, 0)
     assert elsewhere.state(again) == DONE
@@ -95,6 +95,6 @@ def test_damaged_records_are_not_kept(tmp_path, measured, capsys):
     path.write_text(path.read_text().replace("50.0", "90.0"))
     assert reproduce(["keep", "core", "--preset", "smoke", "--results_path", str(tmp_path)]) == 0
     ended = capsys.readouterr()
-    assert ended.out.startswith("0 finished and 0 failed")
+    assert ended.out.startswith("runs kept: 0 finished, 0 failed")
     assert "its seal does not match" in ended.err
     assert not measured.exists()

@@ -281,7 +281,7 @@ def test_interrupted_and_killed_sweep_goes_on_and_repeats_nothing(tmp_path, caps
     process = run_table8(tmp_path)
     _, err = process.communicate()
     assert process.returncode == 0, err
-    assert f"{len(before)} of them finished" in err
+    assert f"{len(before)} finished" in err
     after = finished(tmp_path)
     assert len(after) == 6
     assert before.items() <= after.items()
@@ -368,7 +368,7 @@ def test_dry_run_prints_the_commands_and_list_their_time(tmp_path, capsys):
     runs, _ = required_runs([PLANS["table6"]], Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,)))
     expected = [["python", "main.py", *run.command()] for run in runs.values()]
     assert [shlex.split(line) for line in printed.out.splitlines()] == expected
-    assert "4 runs, 0 of them finished, 4 to run" in printed.err
+    assert "4 runs, 0 finished, 4 to run" in printed.err
     assert list(tmp_path.iterdir()) == []
     time = total_time(expected_seconds(runs.values(), Runs(SMOKE, str(tmp_path)).recorded_speeds()).values())
     assert time in printed.err

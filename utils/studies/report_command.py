@@ -20,7 +20,7 @@ from utils.studies.request import set_up
 from utils.studies.results import Table, tabulate, warnings
 from utils.studies.selection import Selection
 from utils.studies.verdicts import judge_all
-from utils.tables import duration
+from utils.tables import count_of, duration
 
 TITLE = "AdaB²N: the paper and our runs"
 ORIENTATION = "The published numbers are for orientation; no difference to them is computed."
@@ -73,7 +73,8 @@ def write_report(arguments: Namespace) -> int:
     write_pages(report, folders, folder)
     for text in problems:
         print(f"warning: {text}", file=sys.stderr)
-    print(f"{filled} of {len(cells)} cells complete, {len(folders)} runs, {len(figures)} figures")
+    counts = f"{count_of(len(folders), 'run')}, {count_of(len(figures), 'figure')}"
+    print(f"{filled} of {len(cells)} cells complete, {counts}")
     print(f"report: {folder / 'index.html'}")
     return 0
 
@@ -98,7 +99,7 @@ def provenance(tables: list[Table]) -> list[str]:
     time = duration(sum(record["wall_seconds"] for record in records))
     days = sorted(record["date"][:10] for record in records)
     code = f"code of commit {shortened(commits)}, from {days[0]} to {days[-1]}"
-    return [f"{len(records)} runs, {time} of computing, on {where}; {code}."]
+    return [f"{count_of(len(records), 'run')}, {time} of computing, on {where}; {code}."]
 
 
 def chosen_values(tables: list[Table]) -> list[str]:

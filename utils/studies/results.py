@@ -20,6 +20,7 @@ from utils.studies.plans import NORMS, PLANS, Cell, Comparison, Experiment, Plan
 from utils.studies.presets import PAPER, Preset
 from utils.studies.runs import Runs
 from utils.studies.selection import Selection
+from utils.tables import count_of
 
 if TYPE_CHECKING:
     from utils.studies.verdicts import Verdict
@@ -263,7 +264,7 @@ def warnings(parts: Iterable[Table | Verdict], runs: Runs) -> list[str]:
     for part in parts:
         records, texts = part.records.values(), []
         if resumed := sum(bool(record.get("code_changes")) for record in records):
-            texts.append(f"{resumed} records are of runs that were resumed with changed code")
+            texts.append(f"{count_of(resumed, 'record')} resumed with changed code")
         texts += mixed_conditions(records)
         contents: dict[str, set[str]] = {}
         for identity in (record["identity"] for record in records):

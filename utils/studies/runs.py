@@ -22,7 +22,7 @@ from utils.run.run_folder import missing_outcomes
 from utils.run.training import total_steps
 from utils.studies.plans import Experiment
 from utils.studies.presets import Preset
-from utils.tables import duration
+from utils.tables import count_of, duration
 
 DONE, FAILED, RUNNING, STOPPED, MISSING = "done", "failed", "running", "stopped", "missing"
 
@@ -195,8 +195,8 @@ class Runs:
             if identity["data"] not in prints.get(identity["dataset"], {identity["data"]}):
                 others[identity["dataset"]].append(identity["data"])
         return [
-            f"{len(data)} records on {dataset} do not count: their data ({', '.join(sorted({*data}))}) are not those "
-            f"in use ({', '.join(sorted(prints[dataset]))}); set --base_path"
+            f"{count_of(len(data), 'record')} on {dataset} left out, of other data ({', '.join(sorted({*data}))}) "
+            f"than those in use ({', '.join(sorted(prints[dataset]))}); set --base_path"
             for dataset, data in others.items()
             if data
         ]
@@ -207,8 +207,8 @@ class Runs:
         both = [(self._finished(folder), self._finished(self.measured / folder.name)) for folder in sorted(folders)]
         pairs = [(ours, kept) for ours, kept in both if ours and kept]
         names = [ours["run"] for ours, kept in pairs if entries_of(kept, ours)["results"] != kept["results"]]
-        text = f"{len(names)} runs have other results in {self.results_path}, which count, than in {self.measured}"
-        return [f"{text}, such as {names[0]}"] if names else []
+        text = f"{count_of(len(names), 'run')} with other results in {self.results_path}, which count, than in"
+        return [f"{text} {self.measured}, such as {names[0]}"] if names else []
 
     def lacks_outcomes(self, run: Run) -> bool:
         """Return whether the run is finished in the results folder without an outcome that is asked for now."""

@@ -29,7 +29,7 @@ from utils.studies.runs import DONE, FAILED, MISSING, RUNNING, STOPPED, Run, Run
 from utils.studies.selection import required_runs
 from utils.studies.sweep import Display, Engine, Outcome, progress_text, sweep
 from utils.studies.verdicts import judge_all
-from utils.tables import aligned
+from utils.tables import aligned, count_of
 
 
 def show_list(arguments: Namespace) -> int:
@@ -71,7 +71,7 @@ def show_status(arguments: Namespace) -> int:
         print(f"{state:9}{progress_text(run) or run.name}{meaning}{f'; see {run.log}' if state == FAILED else ''}")
     print(", ".join(f"{len(group)} {state}" for state, group in groups.items()))
     if waiting:
-        print(f"{waiting} experiments wait for their kappa and lambda")
+        print(f"{count_of(waiting, 'experiment')} waiting for kappa and lambda")
     return 0
 
 
@@ -104,21 +104,23 @@ def run_missing(arguments: Namespace) -> int:
         print("stopped; the same command resumes the checkpoints", file=sys.stderr)
     for name, reason in outcome.failed.items():
         print(f"failed: {name}: {reason}", file=sys.stderr)
-    print(f"{len(outcome.done)} runs done, {len(outcome.failed)} failed", file=sys.stderr)
+    print(f"{count_of(len(outcome.done), 'run')} done, {len(outcome.failed)} failed", file=sys.stderr)
     return outcome.exit_code
 
 
 def announce(required: dict[str, Run], wanted: list[Run], waiting: int, runs: Runs) -> None:
     """Print how many runs there are, how many are finished, and how long the others will take."""
     records = [record for run in required.values() if (record := runs.record(run))]
-    later = f", and {waiting} experiments wait for their kappa and lambda" if waiting else ""
-    print(f"{len(required)} runs, {len(records)} of them finished, {len(wanted)} to run{later}", file=sys.stderr)
+    later = f", and {count_of(waiting, 'experiment')} waiting for kappa and lambda" if waiting else ""
+    total = count_of(len(required), "run")
+    print(f"{total}, {len(records)} finished, {len(wanted)} to run{later}", file=sys.stderr)
     if stale := [run.name for run in required.values() if runs.has_changed_code(run)]:
-        log.warning(f"{len(stale)} finished runs are of code that has changed since, such as {stale[0]}; see --rerun")
+        count = count_of(len(stale), "finished run")
+        log.warning(f"{count} of code that has changed since, such as {stale[0]}; see --rerun")
     now = {"num_threads": runs.num_threads, "torch": str(torch.__version__)}  # a launcher may choose another machine
     other = {record["run"]: what for record in records if (what := different_conditions(now, record["conditions"][-1]))}
     for name, what in list(other.items())[:1]:
-        log.warning(f"{len(other)} finished runs are of other conditions, such as {name}: {what}")
+        log.warning(f"{count_of(len(other), 'finished run')} of other conditions, such as {name}: {what}")
     if not wanted:
         return
     speeds = runs.recorded_speeds()
@@ -217,7 +219,7 @@ def keep_records(arguments: Namespace) -> int:
             write_json(copy, record | {"seal": seal_of(record)})
             kept[record["status"]] += 1
     there = f"{sum(path.exists() for path in copies.values())} of {len(required)} are there now"
-    print(f"{kept['finished']} finished and {kept['failed']} failed runs kept; {there}")
+    print(f"runs kept: {kept['finished']} finished, {kept['failed']} failed; {there}")
     return 0
 
 

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from utils.files import is_locked, write_atomically
 from utils.run.signals import Signals
 from utils.studies.runs import Run, Runs
+from utils.tables import count_of
 
 USAGE, LOCKED = 2, 3  # exit codes of main.py: bad usage, and a run that another process has
 DISAGREES = "trained again for a missing outcome, it has other results than record.old.json, its earlier record"
@@ -53,7 +54,8 @@ class Display:
 
     def update(self, done: int, running: list[Run], failed: int) -> None:
         progress = "; ".join(text for run in running if (text := progress_text(run)))
-        self.bar.set_postfix_str(f"{failed} failed; {progress or f'{len(running)} runs starting'}", refresh=False)
+        text = progress or f"{count_of(len(running), 'run')} starting"
+        self.bar.set_postfix_str(f"{failed} failed; {text}", refresh=False)
         self.bar.update(self.already + done - self.bar.n)
 
     def close(self) -> None:
@@ -115,7 +117,7 @@ class Sweep:
                         self._end(self.running.pop(name), code)
                     self.display.update(len(self.outcome.done), list(self.running.values()), len(self.outcome.failed))
                 if signals.received is not None:
-                    self.display.say(f"stopping: {len(self.running)} runs go on to their next checkpoint")
+                    self.display.say(f"stopping after the next checkpoint of {count_of(len(self.running), 'run')}")
             finally:
                 self.engine.close()
                 self.display.close()

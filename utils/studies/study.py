@@ -35,7 +35,6 @@ KINDS = {str: "text", list: "list", dict: "table"}
 OWN_DATA = "study"  # the key of the data set of a study that names its own
 PAIRED = "Differences in percentage points, paired by seed."
 MOST_RUNS = 10_000  # of a study; more is a slip
-LONGEST_LIST = 1000  # of values of one flag
 
 Values = dict[str, Any]
 
@@ -157,7 +156,8 @@ def _content(path: Path) -> Values:
 def named_plugins(path: Path) -> list[str]:
     """Return the plug-ins that the file names, folders as absolute paths. Its flags are checked after loading them."""
     names = _content(path).get("plugins", [])
-    _require(_is_list_of_text(names), f"{path}: plugins must be a list of folders or modules")
+    is_valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    _require(is_valid, f"{path}: plugins must be a list of folders or modules")
     return [str((path.parent / name).resolve()) if (path.parent / name).is_dir() else name for name in names]
 
 
@@ -168,7 +168,7 @@ def read_study(path: Path) -> TomlStudy:
         _check_name(path.stem)
         _check(content)
         study = TomlStudy(path, content)
-        _require(sorted([*study.rows, *study.columns]) == sorted(study.varying),
+        _require(sorted(map(str, [*study.rows, *study.columns])) == sorted(study.varying),
                  f"rows and columns together must be what varies, each once: {', '.join(study.varying)}")  # fmt: skip
         n_runs = math.prod(map(len, [*study.vary.values(), study.variants or [""], study.seeds]))
         _require(n_runs <= MOST_RUNS, f"{n_runs:,} runs; a study has at most {MOST_RUNS:,}")
@@ -183,14 +183,6 @@ def _require(condition: object, message: str) -> None:
         raise UsageError(message)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value.isprintable() and bool(value.strip())
-
-
-def _is_list_of_text(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
 def _check_name(name: str) -> None:
     """Raise a UsageError if a report of this name would replace another one, or cannot be a file's."""
     reserved = {"all", "studies", "confirm", "report", "index", *PRESETS, *PLANS, *STUDIES, *CONFIRM}
@@ -199,64 +191,45 @@ def _check_name(name: str) -> None:
 
 
 def _check(content: Values) -> None:
-    """Raise a UsageError if a key is unknown or its value has another form than it must have."""
+    """Raise a UsageError if a key or flag is unknown, or a value has another form than it must have.
+
+    Values of flags are checked where they are parsed.
+    """
     for name, value in content.items():
         _require(name in KEYS, f"unknown key {name!r}{close_matches(name, sorted(KEYS))}")
         _require(isinstance(value, KEYS[name]), f"{name} must be a {KINDS[KEYS[name]]}")
-    _require(_is_text(content.get("title", "-")), "title must be one line of text")
-    for name in ("rows", "columns", "metrics"):
-        texts = content.get(name, ["-"])
-        _require(_is_list_of_text(texts) and len({*texts}) == len(texts), f"{name} must be a list of different names")
-    vary, seeds, variants = content.get("vary", {}), content.get("seeds", [0]), content.get("variant", [])
-    known = {*SELECTORS, *options_by_name(), *new_names()}
-    known |= {f"{selector}_{name}" for selector in SELECTORS for name in known}  # of owners that share a name
+    common, vary, compare = (content.get(name, {}) for name in ("common", "vary", "compare"))
+    flags = [*common, *vary]
     for name, values in vary.items():
         _require(isinstance(values, list) and values, f"vary.{name} must be a list of values, such as [1, 2]")
-        _require(name not in content.get("common", {}), f"{name} stands under [common] and under [vary]")
-        _require(len(values) <= MOST_RUNS, f"vary.{name} has {len(values):,} values; a study has at most {MOST_RUNS:,}")
-        for value in values:
-            _check_flags("vary", {name: value}, known)
-    _check_flags("common", content.get("common", {}), known)
+        _require(name not in common, f"{name} stands under [common] and under [vary]")
     for key, needed, optional in (("variant", {"name", "flags"}, {"baseline"}), ("with", {"when", "flags"}, set())):
         for table in content.get(key, []):
             complete = isinstance(table, dict) and needed <= {*table} <= needed | optional
             _require(complete, f"every [[{key}]] needs {' and '.join(sorted(needed, reverse=True))}")
-            for part, flags in table.items():
-                if part == "name":
-                    _require(_is_text(flags), "the name of a [[variant]] must be one line of text")
-                else:
-                    _require(isinstance(flags, dict), f"{part} of a [[{key}]] must be a table, such as {{ lr = 0.1 }}")
-                    _check_flags(key, flags, known)
-    _require(vary or variants, "nothing varies; put flags with lists of values under [vary], or write [[variant]]")
-    names = [variant["name"] for variant in variants]
+            for part in table.keys() - {"name"}:
+                _require(isinstance(table[part], dict), f"{part} of [[{key}]] must be a table, such as {{ lr = 0.1 }}")
+                flags += table[part]
+    known = {*SELECTORS, *options_by_name(), *new_names()}
+    known |= {f"{selector}_{name}" for selector in SELECTORS for name in known}  # of owners that share a name
+    for name in flags:
+        _require(name in known, f"unknown flag --{name}{close_matches(name, sorted(known))}")
+        _require(name != "seed", "seed is no flag of a study; write seeds = [0, 1] at the top of the file")
+    names = [variant["name"] for variant in content.get("variant", [])]
+    _require(vary or names, "nothing varies; put flags with lists of values under [vary], or write [[variant]]")
     _require(len({*names}) == len(names), "every [[variant]] needs a name of its own")
+    metrics = list(known_metrics())
     for name in content.get("metrics", []):
-        known_names = list(known_metrics())
-        matches = close_matches(name, known_names)
-        _require(name in known_names, f"unknown metric {name!r}{matches} Known: {', '.join(known_names)}")
+        matches = close_matches(str(name), metrics)
+        _require(name in metrics, f"unknown metric {name!r}{matches} Known: {', '.join(metrics)}")
+    seeds = content.get("seeds", [0])
     valid = all(type(seed) is int and 0 <= seed <= LARGEST_SEED for seed in seeds)
     _require(valid and seeds and len({*seeds}) == len(seeds),
              f"seeds must be different whole numbers such as [0, 1, 2], up to {LARGEST_SEED}")  # fmt: skip
-    compare = content.get("compare", {})
     _require(len(compare) <= 1, 'compare must name one thing that varies and its value, such as { norm = "bn" }')
     for name, value in compare.items():
         varies = value in (vary | {"variant": names}).get(name, [])
         _require(varies, f"compare: {name} = {value!r} is not among what varies")
-
-
-def _check_flags(where: str, flags: Values, known: set[str]) -> None:
-    """Raise a UsageError for a name that is no flag, and for a value that no flag can have."""
-    for name, value in flags.items():
-        _require(name in known, f"{where}: unknown flag --{name}{close_matches(name, sorted(known))}")
-        _require(name != "seed", f"{where}: seed is no flag of a study; write seeds = [0, 1] at the top of the file")
-        if name in SELECTORS:
-            _require(_is_text(value), f"{where}: {name} must be a name")
-            continue
-        values = value if isinstance(value, list) else [value]
-        _require(len(values) <= LONGEST_LIST, f"{where}: {name} has {len(values):,} values; at most {LONGEST_LIST:,}")
-        valid = all(_is_text(each) or isinstance(each, int) or (isinstance(each, float) and math.isfinite(each))
-                    for each in values)  # fmt: skip
-        _require(valid, f"{where}: {name} must be text, true, false or a number, or a list of these")
 
 
 def _check_runs(study: TomlStudy) -> None:

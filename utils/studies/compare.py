@@ -105,17 +105,14 @@ class Paired:
             return "no interval" if self.n > 1 else "–"
         return "[{:+.{digits}f}, {:+.{digits}f}]".format(*self.interval, digits=digits)
 
-    @property
-    def n_text(self) -> str:
-        fewest = min(self.cell_sizes, default=self.n)
-        return f"{fewest} to {self.n}" if fewest < self.n else f"{self.n}"
-
     def text(self, digits: int) -> str:
         """Return mean, interval and number of seeds."""
         if self.mean is None:
             return "–"
         interval = f" {self.interval_text(digits)}" if self.n > 1 else ""
-        return f"{self.mean:+.{digits}f}{interval}, n = {self.n_text}"
+        fewest = min(self.cell_sizes, default=self.n)
+        n = f"{fewest} to {self.n}" if fewest < self.n else f"{self.n}"
+        return f"{self.mean:+.{digits}f}{interval}, n = {n}"
 
     @property
     def is_above(self) -> bool:

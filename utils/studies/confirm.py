@@ -17,7 +17,8 @@ from utils.studies.presets import Preset
 EXPLORATORY_SEEDS = (0, 1, 2)
 CONFIRMATORY_SEEDS = (3, 4, 5, 6, 7, 8, 9)
 
-Arms = dict[str, tuple[str, Flags]]  # row title -> norm and further flags
+Arm = tuple[str, Flags]  # norm and further flags
+Arms = dict[str, Arm]  # by row title
 
 TITLES = METHODS | {"er": "ER", "sgd": "Fine-tuning", "joint": "Joint training"}
 BN, CN, ADAB2N = (("bn", ()), ("cn", ()), ("adab2n", ()))

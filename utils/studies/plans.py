@@ -26,6 +26,8 @@ Flags = tuple[tuple[str, Any], ...]
 JOINT: Flags = (("replay_forward", "joint"),)
 SEPARATE: Flags = (("replay_forward", "separate"),)
 LEARNED: Flags = (("cn_affine", "learned"),)
+LARGE_BATCHES: Flags = (("batch_size", 32),)
+RING: Flags = (("buffer_mode", "ring"),)
 WEIGHTS_ALONE: Flags = (("kappa", 1.0), ("lambd", 0.0))  # AdaB2N's task weights without its other parts
 
 
@@ -210,11 +212,11 @@ def table10(preset: Preset) -> Iterator[Cell]:
     return (cell for cell in significance_cells(preset)["Both"] if cell.experiment.norm in norms)
 
 
-def gains(preset: Preset, variants: Callable[[Preset], dict[str, Flags]]) -> Iterator[Cell]:
+def gains(preset: Preset, variants: dict[str, Flags]) -> Iterator[Cell]:
     """Yield gains over BN under otherwise equal conditions."""
     norms = (*preset.figure_norms, *preset.also)
     for (key, buffer), (setting, title), model, (variant, flags), norm in product(
-        [*memories(preset, ONE_READING)], SETTINGS.items(), ONLINE, variants(preset).items(), norms
+        [*memories(preset, ONE_READING)], SETTINGS.items(), ONLINE, variants.items(), norms
     ):
         ours, bn = (Experiment(model, name, key, buffer, flags) for name in (norm, "bn"))
         column = (title, METHODS[model], f"{variant}, {title_of(norm)}")
@@ -277,12 +279,12 @@ _PLANS = (
     Plan("table11", "Online Task-IL, forgetting", partial(online, table="table11", metric=FORGETTING),
          f"The variant that the released code computes, which is never negative. {_READINGS}"),
     Plan("fig1", "Loss, gradient similarity and magnitude", _stability, _RECORDED, first_seed_only=True),
-    Plan("fig2", "Gain over BN by batch size and memory size", partial(gains, variants=lambda preset: {
-         "B = 10": (), f"B = {preset.large_batch}": (("batch_size", preset.large_batch),)}), _GAINS),
+    Plan("fig2", "Gain over BN by batch size and memory size",
+         partial(gains, variants={"B = 10": (), "B = 32": LARGE_BATCHES}), _GAINS),
     Plan("fig3", "AdaB²N by κ and λ, DER++", fig3, "The source holds no numbers for this figure."),
     Plan("fig4", "Norm of the statistics of one layer", _statistics, _RECORDED, first_seed_only=True),
-    Plan("fig5", "Gain over BN by buffer selection and memory size", partial(gains, variants=lambda preset: {
-         "reservoir": (), "ring": (("buffer_mode", "ring"),)}), _GAINS),
+    Plan("fig5", "Gain over BN by buffer selection and memory size",
+         partial(gains, variants={"reservoir": (), "ring": RING}), _GAINS),
     Plan("fig6", "Norm of the batch statistics of all layers", _statistics, _RECORDED, first_seed_only=True),
     Plan("fig7", "Norm of the population statistics of all layers", _statistics, _RECORDED, first_seed_only=True),
 )  # fmt: skip

@@ -30,7 +30,6 @@ class Preset:
     flags: dict[str, Any] = field(default_factory=dict)  # of every run of the ResNet
     outcomes: dict[str, Any] = field(default_factory=dict)  # flags of every run; they change no number
     offline: dict[str, Any] = field(default_factory=dict)
-    large_batch: int = 32
     eval_every: int = 100  # steps, where accuracy while training is shown
     figure_norms: tuple[str, ...] = ("cn", "adab2n")  # of the figures that show gains over BN
     needs_base_path: bool = False

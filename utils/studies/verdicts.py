@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -15,7 +14,7 @@ import numpy as np
 from utils.studies.claims import ABOVE, ALIKE, CLAIMS, NOT_ABOVE, Claim
 from utils.studies.compare import CONFIDENCE, Paired, averaged, dropped_seeds, records_by_seed, values_by_seed
 from utils.studies.confirm import CONFIRMATORY_SEEDS, TITLES
-from utils.studies.plans import Comparison, Experiment
+from utils.studies.plans import Comparison
 from utils.studies.results import published_difference
 from utils.studies.selection import Selection
 
@@ -53,10 +52,6 @@ class Verdict:
     @cached_property
     def difference(self) -> Paired:
         return averaged([*self.values.values()], [self.blocks[name] for name in self.values])
-
-    @property
-    def missing(self) -> list[str]:
-        return [name for name in self.comparisons if name not in {*self.values, *self.diverged}]
 
     @cached_property
     def published(self) -> Paired | None:
@@ -164,9 +159,9 @@ class Verdict:
         """In how many of the statement's cells a difference was found."""
         above, below = sum(value > 0 for value in self.means), sum(value < 0 for value in self.means)
         others = {"below": below, "equal": len(self.means) - above - below, "diverged": len(self.diverged),
-                  "no runs": len(self.missing)}  # fmt: skip
-        texts = [f"above in {above} of {len(self.comparisons)} cells"]
-        return ", ".join([*texts, *(f"{text} in {count}" for text, count in others.items() if count)])
+                  "no runs": len(self.comparisons.keys() - {*self.values, *self.diverged})}  # fmt: skip
+        texts = [f"{text} in {count}" for text, count in others.items() if count]
+        return ", ".join([f"above in {above} of {len(self.comparisons)} cells", *texts])
 
     @property
     def summary(self) -> str:
@@ -179,8 +174,12 @@ def judge(claim: Claim, selection: Selection) -> Verdict:
     comparisons: dict[str, list[Comparison]] = {}
     for name, comparison in claim.cells(preset):
         comparisons.setdefault(name, []).append(comparison)
-    by_cell = {name: [values_by_seed(each, selection) for each in group] for name, group in comparisons.items()}
-    values = {name: by_seed for name, parts in by_cell.items() if (by_seed := mean_by_seed(parts))}
+    values = {}
+    for name, group in comparisons.items():
+        first, *others = (values_by_seed(each, selection) for each in group)
+        seeds = [seed for seed in first if all(seed in other for other in others)]
+        if seeds:
+            values[name] = {seed: mean(part[seed] for part in (first, *others)) for seed in seeds}
     experiments = {name: list(dict.fromkeys(e for each in group for e in each.experiments))
                    for name, group in comparisons.items()}  # fmt: skip
     started = dict.fromkeys(chain(*(experiments[name] for name in values)))
@@ -190,21 +189,13 @@ def judge(claim: Claim, selection: Selection) -> Verdict:
     return Verdict(
         claim, values, comparisons,
         blocks={name: preset.data[group[0].data].flags["dataset"] for name, group in experiments.items()},
-        diverged=tuple(name for name, group in experiments.items() if any(has_diverged(e, selection) for e in group)),
+        diverged=tuple(name for name, group in experiments.items()
+                       if any(selection.runs.has_diverged(run) for e in group for run in selection.final(e) or ())),
         has_published_data=all(preset.has_published_data(e.data) for e in chain(*experiments.values())),
         is_confirmatory=set(selection.seeds) <= set(CONFIRMATORY_SEEDS),
         records={record["run"]: record for record in records},
         dropped={name: seeds for name, seeds in dropped.items() if seeds},
     )  # fmt: skip
-
-
-def mean_by_seed(parts: Sequence[dict[int, float]]) -> dict[int, float]:
-    """Return the mean of several differences for the seeds that all of them have."""
-    return {seed: mean(part[seed] for part in parts) for seed in parts[0] if all(seed in part for part in parts)}
-
-
-def has_diverged(experiment: Experiment, selection: Selection) -> bool:
-    return any(selection.runs.has_diverged(run) for run in selection.final(experiment) or ())
 
 
 def judge_all(selection: Selection) -> list[tuple[Verdict, Verdict]]:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
-import traceback
 from argparse import REMAINDER
 from collections import deque
 from dataclasses import asdict, dataclass, field
@@ -51,7 +51,6 @@ class Job:
     words: list[str]
     folder: str  # of its results
     kill: tuple[str, int] | None = None  # when the process is killed
-    compiled: bool = False
     evaluate: str | None = None  # the results of a run, in place of training
 
 
@@ -122,7 +121,7 @@ def check(parts: list[Part]) -> None:
         second += [Job(part.loading, f"{part.folder}/evaluated", evaluate=f"{part.folder}/straight")]
         if part.compiles:
             first += [part.job("uncompiled", "--save_model", "--dtype", "float64")]
-            second += [part.job("compiled", "--save_model", "--dtype", "float64", "--compile", compiled=True)]
+            second += [part.job("compiled", "--save_model", "--dtype", "float64", "--compile")]
     for hash_seed, jobs in (("1", first), ("2", second)):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
         described = json.dumps([asdict(job) for job in jobs])
@@ -142,17 +141,9 @@ def serve() -> None:
     import utils.run.execution  # noqa: F401
 
     for described in json.load(sys.stdin):
-        job = Job(**described)
-        os.makedirs(job.folder, exist_ok=True)
-        child = os.fork()
-        if child == 0:
-            try:
-                run_job(job)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(1)
-        os.waitpid(child, 0)
+        process = multiprocessing.get_context("fork").Process(target=run_job, args=(Job(**described),))
+        process.start()
+        process.join()
 
 
 def run_job(job: Job) -> None:
@@ -160,28 +151,26 @@ def run_job(job: Job) -> None:
     import main
     import utils.run.execution as execution
 
+    os.makedirs(job.folder, exist_ok=True)
     output = os.open(f"{job.folder}/output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    if job.compiled:
+    if "--compile" in job.words:
         from models import compiled_step
 
         compiled_step.BACKEND = "aot_eager"  # the same graph, without generating code for minutes
     if job.evaluate is not None:
-        code = evaluate(job)
-    else:
-        original = execution.build_observers
-        execution.build_observers = lambda config, method, n_tasks, folder: [
-            *original(config, method, n_tasks, folder),
-            build_watch(method, job, n_tasks),
-        ]
-        code = main.main([*job.words, "--results_path", job.folder])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        evaluate(job)
+        return
+    original = execution.build_observers
+    execution.build_observers = lambda config, method, n_tasks, folder: [
+        *original(config, method, n_tasks, folder),
+        build_watch(method, job, n_tasks),
+    ]
+    main.main([*job.words, "--results_path", job.folder])
 
 
-def evaluate(job: Job) -> int:
+def evaluate(job: Job) -> None:
     """Evaluate a saved run in this process; write its accuracies, and which attributes are not as they were."""
     from utils.config.parser import parse
     from utils.run.evaluation import accuracies
@@ -193,7 +182,6 @@ def evaluate(job: Job) -> int:
     write_unrestored(job, json.loads(Path(job.evaluate, "attributes.json").read_text()), method)
     results = accuracies(method, stream, range(stream.spec.n_tasks))
     Path(job.folder, "accuracies.json").write_text(json.dumps(results))
-    return 0
 
 
 def write_unrestored(job: Job, before: dict[str, str], method: Any) -> None:

@@ -8,7 +8,6 @@ python -m scripts.figures run RUN_FOLDER      everything about one run
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 from scripts.reproduce import add_plan_arguments
@@ -27,12 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", help="folder (default: RESULTS_PATH/figures/PRESET, RUN_FOLDER/figures)")
     arguments = parser.parse_args(words)
     arguments.plugins = given_plugins(words)
-    return draw_figures(arguments)
-
-
-def draw_figures(arguments: Namespace) -> int:
     from utils.config.registry import close_matches
-    from utils.figures.catalogue import FIGURES, draw, draw_run
+    from utils.figures.catalogue import FIGURES, draw_run
     from utils.studies.request import selection_of
 
     if arguments.ids[0] == "run":
@@ -49,7 +44,7 @@ def draw_figures(arguments: Namespace) -> int:
     output = Path(arguments.output or Path(arguments.results_path) / "figures" / arguments.preset)
     drawn = 0
     for id in FIGURES if "all" in arguments.ids else arguments.ids:
-        paths = draw(FIGURES[id], selection, output)
+        paths = FIGURES[id].write(selection, output)
         drawn += bool(paths)
         print(f"{id}: {paths[0] if paths else f'no runs; python -m scripts.reproduce run {FIGURES[id].needs}'}")
     return 0 if drawn else 1

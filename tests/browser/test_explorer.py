@@ -1,6 +1,5 @@
 """The pages of a report in headless Chromium, opened as files: sort, filter, search, cell → seed → run → curve."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from scripts.reproduce import main as reproduce
-from tests.scripts.records import finish
-from utils.studies.plans import PLANS
-from utils.studies.presets import SMOKE
-from utils.studies.runs import Runs
-from utils.studies.selection import Selection
+from tests.scripts.records import finish_table8, write_log
 
 HEAD = ".dt-scroll-head thead tr"  # of the table of all runs
 
@@ -22,13 +17,9 @@ HEAD = ".dt-scroll-head thead tr"  # of the table of all runs
 def pages(tmp_path_factory) -> Path:
     """The report of Table 8 in miniature, with logs, beside the kept records."""
     results = tmp_path_factory.mktemp("results")
-    chosen = Selection("fixed", Runs(SMOKE, str(results)), (0,))
-    for level, experiment in enumerate({cell.experiment: 0 for cell in PLANS["table8"].cells(SMOKE)}):
-        [run] = chosen.final(experiment)
-        finish(run, 50.0 + level, 60.0 + level)
-        lines = [{"event": "log", "step": step, "loss": 2.0 / step} for step in range(1, 50)]
-        lines.append({"event": "evaluation", "step": 50, "mean": {"class_il": 50.0 + level, "task_il": 60.0 + level}})
-        (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    losses = [{"event": "log", "step": step, "loss": 2.0 / step} for step in range(1, 50)]
+    for run in finish_table8(results):
+        write_log(run, *losses, {"event": "evaluation", "step": 50, "mean": {"class_il": 50.0, "task_il": 60.0}})
     assert reproduce(["report", "table8", "table4", "--preset", "smoke", "--results_path", str(results)]) == 0
     return results / "reports" / "smoke"
 

@@ -1,5 +1,8 @@
 """Made-up records of finished runs, for tests of what is built on them."""
 
+import json
+from dataclasses import replace
+
 from utils.config.resolve import resolve
 from utils.errors import DataMissing
 from utils.files import write_json
@@ -8,8 +11,17 @@ from utils.run.code_digest import code_digests
 from utils.run.identity import run_identity
 from utils.run.metrics import measured, summary
 from utils.run.records import commit, plain, seal_of
-from utils.studies.presets import PAPER
+from utils.studies.claims import Claim, minus
+from utils.studies.plans import CLASS_IL, PLANS, Experiment, faa
+from utils.studies.presets import PAPER, SMOKE
 from utils.studies.runs import Run, Runs
+from utils.studies.selection import Selection
+from utils.studies.verdicts import Verdict
+
+
+def selection_of(folder, preset=SMOKE, seeds=None, mode="fixed") -> Selection:
+    """Of the runs below this results folder alone, with these seeds or the preset's."""
+    return Selection(mode, Runs(preset, str(folder), measured=folder / "measured"), seeds or preset.seeds)
 
 
 def spec_of(config):
@@ -49,3 +61,25 @@ def finish(run: Run, class_il: float, task_il: float = 0.0, **changes) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     record |= changes
     write_json(run.folder / "record.json", record | {"seal": seal_of(record)})
+
+
+def finish_table8(folder) -> list[Run]:
+    """Table 8 in miniature: Class-IL accuracies of 50, 51, ..., Task-IL accuracies of 60, 61, ..."""
+    experiments = dict.fromkeys(cell.experiment for cell in PLANS["table8"].cells(SMOKE))
+    runs = [run for experiment in experiments for run in selection_of(folder).final(experiment)]
+    for level, run in enumerate(runs):
+        finish(run, 50.0 + level, 60.0 + level)
+    return runs
+
+
+def write_log(run: Run, *events: dict) -> None:
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+def made_up_verdict(*cells: dict[int, float], id="", source="", methods=(), **facts) -> Verdict:
+    """Of confirmatory differences by seed, a cell each."""
+    experiments = [Experiment(model, "adab2n", "cifar10", 50) for model in methods or ["derpp"] * len(cells)]
+    pairs = {str(i): [minus(ours, replace(ours, norm="bn"), faa(CLASS_IL))] for i, ours in enumerate(experiments)}
+    claim = Claim(id, "ours is above", source, lambda preset: iter(()))
+    values, blocks = dict(zip(pairs, cells, strict=True)), dict.fromkeys(pairs, "")
+    return Verdict(claim, values, pairs, blocks, **{"is_confirmatory": True} | facts)

@@ -6,20 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from scripts import evidence
-from tests.scripts.records import finish
+from tests.scripts.records import finish, selection_of
 from utils.studies.claims import CLAIMS
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
 from utils.studies.plans import Experiment
 from utils.studies.presets import NARROW
-from utils.studies.runs import Runs
-from utils.studies.selection import Selection, required_runs
+from utils.studies.selection import required_runs
 from utils.studies.verdicts import judge
 
 
 @pytest.fixture
 def selection(tmp_path):
-    return Selection("fixed", Runs(NARROW, str(tmp_path), measured=tmp_path / "none"), NARROW.seeds)
+    return selection_of(tmp_path, NARROW)
 
 
 def test_seeds_are_either_exploratory_or_confirmatory():
@@ -35,15 +33,6 @@ def test_an_exploratory_seed_is_not_counted_as_confirmatory(selection):
         [cell] = judge(CLAIMS["adab2n-bn-class"], replace(selection, seeds=seeds)).cells.values()
         assert cell.differences == (5.0,), f"seed {seed} alone is one of these"
     assert not judge(CLAIMS["adab2n-bn-class"], replace(selection, seeds=CONFIRMATORY_SEEDS[1:])).values
-
-
-def test_the_page_keeps_exploratory_seeds_out_of_the_confirmatory_section():
-    page = evidence.page(evidence.evidence())
-    confirmatory = page.split("## Differences by cell, seeds 3 to 9")[1]
-    exploratory = replace(evidence.evidence(), seeds=EXPLORATORY_SEEDS)
-    for claim in CLAIMS.values():
-        for cell in judge(claim, exploratory).cells.values():
-            assert cell.text(1) not in confirmatory
 
 
 def test_runs_come_group_by_group_and_seed_by_seed(selection):

@@ -15,22 +15,21 @@ import pytest
 from scripts import evidence
 from scripts.figures import main as draw_figures
 from scripts.reproduce import main as reproduce
-from tests.scripts.records import finish
+from tests.scripts.records import finish, made_up_verdict, selection_of
 from utils.config.parser import parse
 from utils.figures.catalogue import COMPARISONS, FIGURES
 from utils.figures.style import LIGHT, drawn_in
 from utils.run.records import read_record
 from utils.studies import compare, verdicts
-from utils.studies.claims import ABOVE, CLAIMS, Claim
+from utils.studies.claims import ABOVE, CLAIMS
 from utils.studies.compare import Paired, records_by_seed
 from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS, PAPER_WIDTH
 from utils.studies.plans import JOINT, Comparison, Experiment
-from utils.studies.presets import SMOKE
 from utils.studies.results import published, published_value, tabulate
 from utils.studies.runs import MEASURED, Runs
 from utils.studies.selection import Selection
 from utils.studies.study import read_study
-from utils.studies.verdicts import BELOW, HOLDS, NO_VERDICT, OPEN, Verdict, judge
+from utils.studies.verdicts import BELOW, HOLDS, NO_VERDICT, OPEN, judge
 
 
 def test_readme_and_page_say_what_the_records_say():
@@ -122,26 +121,19 @@ def test_what_the_paper_has_for_the_cells_with_runs():
     ],
 )
 def test_an_answer_is_no_stronger_than_the_verdict(differences, facts, text):
-    statement = Claim("made-up", "ours is above", "nowhere", lambda preset: iter(()))
-    facts = {"is_confirmatory": True} | facts
-    values = dict(enumerate(differences))
-    assert (
-        evidence.answer(Verdict(statement, {"here": values}, {"here": []}, {"here": ""}, **facts), "yes", "no") == text
-    )
+    assert evidence.answer(made_up_verdict(dict(enumerate(differences)), **facts), "yes", "no") == text
 
 
 def test_a_row_for_every_method_where_methods_differ():
-    gains = {"derpp": {3: 5.0, 4: 5.5, 5: 4.5}, "er_ace": {3: -5.0, 4: -5.5, 5: -4.5}}
-    pairs = {model: [Comparison(((1, Experiment(model, "bn", "cifar10", 1)),), ())] for model in gains}
-    statement = Claim("made-up", "ours is above", "nowhere", lambda preset: iter(()))
-    verdict = Verdict(statement, gains, pairs, dict.fromkeys(gains, ""))
+    gains = {3: 5.0, 4: 5.5, 5: 4.5}, {3: -5.0, 4: -5.5, 5: -4.5}
+    verdict = made_up_verdict(*gains, methods=["derpp", "er_ace"])
     rows = evidence.verdict_table([(verdict, replace(verdict, values={}))]).splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == ["| ours is above", "| – DER++", "| – ER-ACE"]
     assert len({row.count("|") for row in rows}) == 1
 
 
 def test_both_readings_of_cifar100_are_compared_with_the_paper(tmp_path):
-    selection = Selection("fixed", Runs(evidence.NARROW, str(tmp_path), measured=tmp_path / "none"), (0,))
+    selection = selection_of(tmp_path, evidence.NARROW, (0,))
     accuracies = {"cifar100": (21.55, 71.21), "cifar100-10": (22.55, 60.21)}  # published: 24.55, 61.21
     for data, (class_il, task_il) in accuracies.items():
         assert evidence.readings("table2", selection) is None
@@ -178,7 +170,7 @@ def test_common_commands_are_those_of_kept_records():
 def test_the_published_numbers_are_drawn_beside_ours(tmp_path):
     draw = FIGURES["published"].draw
     assert draw(evidence.evidence(tmp_path)) is None
-    digits = Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,))
+    digits = selection_of(tmp_path)
     finish(digits.runs.of(Experiment("er_ace", "bn", "cifar10", 50), 0), 50.0)
     with drawn_in(LIGHT):
         assert draw(digits) is None  # they have no published numbers

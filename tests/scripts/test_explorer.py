@@ -11,16 +11,13 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from scripts.reproduce import main as reproduce
-from tests.scripts.records import finish, run_of
+from tests.scripts.records import finish, finish_table8, run_of, selection_of, write_log
 from utils.config.parser import parse
 from utils.config.resolve import identity_options, resolve
 from utils.studies import report_command
 from utils.studies.explorer import configuration, write_pages
-from utils.studies.plans import PLANS
-from utils.studies.presets import SMOKE
 from utils.studies.render import Report
-from utils.studies.runs import MEASURED, Runs
-from utils.studies.selection import Selection
+from utils.studies.runs import MEASURED
 from utils.studies.study import read_study
 
 ODD = "<i>&\"'</i></script>"
@@ -51,13 +48,10 @@ def charts(page: Path) -> list[dict]:
 def folder(tmp_path_factory) -> Path:
     """The report of Table 8 in miniature and of all kept records; one run has a log."""
     results = tmp_path_factory.mktemp("results")
-    chosen = Selection("fixed", Runs(SMOKE, str(results)), (0,))
-    for level, experiment in enumerate({cell.experiment: 0 for cell in PLANS["table8"].cells(SMOKE)}):
-        [run] = chosen.final(experiment)
-        finish(run, 50.0 + level, 60.0 + level)
-    lines = [{"event": "log", "step": 1, "loss": 2.5}, {"event": "log", "step": 2, "loss": None},
-             {"event": "evaluation", "step": 3, "mean": {"class_il": 40.0, "task_il": 50.0}}]  # fmt: skip
-    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_log(
+        finish_table8(results)[-1], {"event": "log", "step": 1, "loss": 2.5}, {"event": "log", "step": 2, "loss": None},
+        {"event": "evaluation", "step": 3, "mean": {"class_il": 40.0, "task_il": 50.0}},
+    )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report_command, "draw_figures", lambda *arguments: {})
         words = ["--preset", "smoke", "--results_path", str(results)]
@@ -158,7 +152,7 @@ def test_a_study_has_its_own_title_intervals_and_runs_only(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(STUDY)
     study = read_study(path)
-    chosen = Selection("fixed", Runs(study.preset(), str(tmp_path)), study.seeds)
+    chosen = selection_of(tmp_path, study.preset())
     for cell in study.plans()["mine"].cells(study.preset()):
         for seed, run in enumerate(chosen.final(cell.experiment)):
             finish(run, 50.0 - 10 * dict(cell.experiment.flags)["lr"] + seed * dict(cell.experiment.flags)["lr"])

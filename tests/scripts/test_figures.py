@@ -7,17 +7,15 @@ import pytest
 from conftest import runner
 
 from scripts.figures import main as figures
-from tests.scripts.records import finish, result_of
+from tests.scripts.records import finish, result_of, selection_of
 from utils.figures import recorded, tabled
-from utils.figures.catalogue import FIGURES, draw
+from utils.figures.catalogue import FIGURES
 from utils.figures.style import DARK, LIGHT, colour_of, drawn_in, save
 from utils.run.probes import read_recording
 from utils.studies.compare import Paired
 from utils.studies.plans import PLANS, Experiment, places
 from utils.studies.presets import SMOKE
 from utils.studies.results import tabulate
-from utils.studies.runs import Runs
-from utils.studies.selection import Selection
 from utils.studies.study import STUDIES
 from utils.theory import effective_weights
 
@@ -28,15 +26,15 @@ def light():
         yield
 
 
-def selection(folder) -> Selection:
-    return Selection("fixed", Runs(SMOKE, str(folder), measured=folder / "measured"), (0, 1))
+@pytest.fixture
+def chosen(tmp_path):
+    return selection_of(tmp_path, seeds=(0, 1))
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def test_bars_are_the_gains(tmp_path, light):
-    chosen = selection(tmp_path)
+def test_bars_are_the_gains(chosen, light):
     for experiment in {e for cell in PLANS["fig2"].cells(SMOKE) for e in cell.comparison.experiments}:
         for seed, run in enumerate(chosen.final(experiment)):
             finish(run, {"bn": 40.0, "adab2n": 47.0}[experiment.norm] + seed, 90.0)
@@ -48,8 +46,7 @@ def test_bars_are_the_gains(tmp_path, light):
     assert labels == ["AdaB²N, B = 10", "AdaB²N, B = 32"]
 
 
-def test_cells_without_runs_are_called_missing(tmp_path, light):
-    chosen = selection(tmp_path)
+def test_cells_without_runs_are_called_missing(chosen, light):
     [cell, *_] = [cell for cell in PLANS["fig3"].cells(SMOKE) if cell.row.startswith("Class-IL")]
     for run in chosen.final(cell.experiment):
         finish(run, 55.5)
@@ -95,8 +92,7 @@ def test_differences_stand_beside_the_papers_in_every_setting(light):
     assert tabled.differences({}) is None
 
 
-def test_curves_after_each_task_are_means_over_seeds(tmp_path, light):
-    chosen = selection(tmp_path)
+def test_curves_after_each_task_are_means_over_seeds(chosen, light):
     [(key, buffer), *_] = places(SMOKE)
     for run, matrix in zip(
         chosen.final(Experiment("derpp", "bn", key, buffer)), ([[80, 0], [70, 50]], [[90, 0], [60, 40]]), strict=True
@@ -164,33 +160,11 @@ def test_figures_without_runs_say_what_to_run(tmp_path, capsys):
     assert [(line[0], line[-1]) for line in words] == [("fig1:", "fig1"), ("confounds:", "core")]
 
 
-@pytest.mark.parametrize(
-    ("words", "keyword"), [(["fig9"], "fig9"), (["run"], "folder"), (["run", "nowhere"], "nowhere")]
-)
-def test_bad_input_gets_one_line(words, keyword, capsys, tmp_path):
-    assert figures([*words, "--results_path", str(tmp_path)]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert keyword in line
-
-
 @pytest.mark.parametrize("id", FIGURES)
-def test_every_figure_says_what_it_needs_or_draws(id, tmp_path):
-    paths = draw(FIGURES[id], selection(tmp_path), tmp_path / "out")
+def test_every_figure_says_what_it_needs_or_draws(id, chosen, tmp_path):
+    paths = FIGURES[id].write(chosen, tmp_path / "out")
     assert bool(paths) == (id == "theory")
     assert FIGURES[id].needs in {*PLANS, *STUDIES, ""}
     if paths:
         dark = (tmp_path / "out" / "theory-dark.svg").read_text()
         assert (">as printed<" in dark, DARK.paper in dark, LIGHT.paper in dark) == (True, True, False)
-
-
-def test_ends_of_tasks_are_where_the_run_had_them():
-    config = {"n_epochs": 2, "batch_size": 10, "n_iters": None, "drop_last": False, "debug_mode": False}
-
-    def ends(**changes):
-        return tabled.ends_of_tasks({"config": config | changes, "data": {"train_sizes": [95, 20]}})
-
-    assert ends() == [20, 24]
-    assert ends(drop_last=True) == [18, 22]
-    assert ends(n_epochs=None, n_iters=7) == [7, 14]
-    assert ends(debug_mode=True) == [6, 10]

@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import t
 
 from scripts import evidence
-from tests.scripts.records import finish, result_of
+from tests.scripts.records import finish, result_of, selection_of
 from utils.figures.style import LIGHT, drawn_in
 from utils.figures.tabled import final_statistics
 from utils.run.training import steps_per_task
@@ -32,15 +32,14 @@ from utils.studies.final_statistics import (
 )
 from utils.studies.plans import JOINT, SEPARATE, WEIGHTS_ALONE, Experiment
 from utils.studies.presets import NARROW
-from utils.studies.runs import MEASURED, Runs
-from utils.studies.selection import Selection
+from utils.studies.runs import MEASURED
 from utils.studies.verdicts import judge
 from utils.theory import effective_weights, ema, kappa_momentum
 
 
 @pytest.fixture
 def selection(tmp_path):
-    return Selection("fixed", Runs(NARROW, str(tmp_path), measured=tmp_path / "none"), NARROW.seeds)
+    return selection_of(tmp_path, NARROW)
 
 
 def finish_with(selection, norm: str, seed: int, flags=(), **kinds) -> None:

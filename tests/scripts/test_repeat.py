@@ -117,19 +117,6 @@ def test_a_choice_is_the_same_every_time():
     assert choose(known, ["run-7", "run-7"], 10) == ["run-7"]
 
 
-@pytest.mark.parametrize(
-    ("words", "keyword"), [(["er-bn"], "er-bn"), (["--count", "0"], "--count"), (["--records", "none"], "--records")]
-)
-def test_refusals_are_one_line(records, capsys, words, keyword):
-    try:
-        code = repeat(records, *words)
-    except SystemExit as error:
-        code = error.code
-    assert code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert keyword in line
-
-
 def test_a_damaged_record_is_refused(original, records, capsys):
     path = records / original.name / "record.json"
     path.write_text(path.read_text().replace("finished", "Finished"))

@@ -11,24 +11,19 @@ import pytest
 
 from scripts.reproduce import main as reproduce
 from tests.outcomes import change_record
-from tests.scripts.records import finish, two_tasks
+from tests.scripts.records import finish, selection_of, two_tasks
 from utils.run.identity import run_hash
 from utils.studies import explorer, render, report_command
 from utils.studies.claims import CLAIMS
 from utils.studies.plans import PLANS, Cell, Experiment
 from utils.studies.presets import NARROW, PAPER, SMOKE
 from utils.studies.results import Result, Table, evaluate, signed_rank, tabulate, warnings
-from utils.studies.runs import Runs
 from utils.studies.selection import Selection
-
-
-def selection(folder, preset=PAPER, seeds=(0, 1, 2)) -> Selection:
-    return Selection("fixed", Runs(preset, str(folder)), seeds)
 
 
 def finished_table4(folder, *, without: str = "", **changes) -> tuple[Selection, Table]:
     """Offline runs whose accuracies are known: BN 10, CN 20, AdaB2N 30, plus the seed; Task-IL twice that."""
-    chosen = selection(folder)
+    chosen = selection_of(folder, PAPER)
     levels = {"bn": 10.0, "cn": 20.0, "adab2n": 30.0}
     for experiment in {cell.experiment for cell in PLANS["table4"].cells(PAPER)}:
         for seed, run in enumerate(chosen.final(experiment)):
@@ -74,7 +69,7 @@ def test_missing_stays_missing(tmp_path):
 
 
 def test_running_time_has_flops_without_any_run(tmp_path):
-    table = tabulate(PLANS["table6"], selection(tmp_path))
+    table = tabulate(PLANS["table6"], selection_of(tmp_path, PAPER))
     flops = table.texts["FLOPs/step of the paper's network, ours"]
     assert list(flops.values()) == ["49.20M", "49.18M", "86.09M", "49.32M"]
     assert flops == table.texts["FLOPs/step, published"]
@@ -86,7 +81,7 @@ def test_running_time_has_flops_without_any_run(tmp_path):
 
 def test_published_means_give_the_known_p(tmp_path):
     """24 online pairs that all favour AdaB2N: the smallest p there is, 2 / 2^24 = 1.2e-7."""
-    table = tabulate(PLANS["table10"], selection(tmp_path))
+    table = tabulate(PLANS["table10"], selection_of(tmp_path, PAPER))
     of_means = table.texts["p from the published means"]
     assert of_means["Online", "BN"] == of_means["Online", "CN"] == "1.2e-07 (n = 24: above in 24, below in 0)"
     assert of_means["Offline", "CN"] == "3.1e-02 (n = 6: above in 6, below in 0)"
@@ -111,7 +106,7 @@ def test_few_pairs_are_called_few():
 
 
 def test_numbers_of_the_tests_are_numbers_in_the_csv(tmp_path):
-    lines = list(csv.DictReader(StringIO(render.as_csv([tabulate(PLANS["table10"], selection(tmp_path))]))))
+    lines = list(csv.DictReader(StringIO(render.as_csv([tabulate(PLANS["table10"], selection_of(tmp_path, PAPER))]))))
     [line] = [line for line in lines if (line["row"], line["column"]) == ("p from the published means", "Online / BN")]
     assert float(line["p"]) == pytest.approx(2 / 2**24)
     assert [float(line[name]) for name in ("n", "wins", "losses", "equal")] == [24, 24, 0, 0]
@@ -181,10 +176,10 @@ def test_csv_has_every_cell(tmp_path):
 def test_published_numbers_stand_beside_the_papers_data_only(tmp_path):
     """In miniature, the digits stand for the paper's data sets."""
     for id in ("table2", "table4", "table6", "table10"):
-        table = tabulate(PLANS[id], selection(tmp_path, SMOKE))
+        table = tabulate(PLANS[id], selection_of(tmp_path))
         assert all(result.paper is None for result in table.results.values())
         assert not any("published" in row for row in table.texts if not row.startswith("FLOPs"))
-    assert any(result.paper for result in tabulate(PLANS["table2"], selection(tmp_path, NARROW)).results.values())
+    assert any(result.paper for result in tabulate(PLANS["table2"], selection_of(tmp_path, NARROW)).results.values())
 
 
 def test_other_presets_show_no_difference_to_the_paper(tmp_path):
@@ -213,7 +208,7 @@ def test_claims_and_reports_warn_alike(tmp_path, capsys, monkeypatch, command):
     """Of a seed that one arm lacks, of different threads, and of records on other data."""
     monkeypatch.setattr(report_command, "draw_figures", lambda *arguments: {})
     comparison = dict(CLAIMS["cn-bn-class"].cells(SMOKE))["DER++, Digits, 5 tasks, M = 50"]
-    cn, bn = (selection(tmp_path, SMOKE, (0, 1)).final(experiment) for experiment in comparison.experiments)
+    cn, bn = (selection_of(tmp_path, seeds=(0, 1)).final(experiment) for experiment in comparison.experiments)
     for run, threads in ((cn[0], 1), (bn[0], 2), (cn[1], 1)):
         finish(run, 50.0, conditions=[{"num_threads": threads, "device": "cpu"}])
     identity = json.loads((bn[0].folder / "record.json").read_text())["identity"] | {"data": "of another folder"}
@@ -247,7 +242,7 @@ def test_different_contents_of_a_data_set_are_named(tmp_path):
 
 
 def test_a_metric_that_runs_lack_is_missing(tmp_path):
-    chosen = selection(tmp_path, SMOKE, (0,))
+    chosen = selection_of(tmp_path)
     cell = Cell("", "a", ("x",), Experiment("er", "bn", "cifar10", 50), ("results", "class_il", "metrics", "ncm"))
     finish(chosen.final(cell.experiment)[0], 50.0)
     for metric in (cell.metric, ("results", "domain_il", "metrics", "faa")):

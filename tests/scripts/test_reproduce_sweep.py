@@ -17,7 +17,7 @@ import pytest
 
 from scripts.reproduce import main as reproduce
 from tests.datasets.image_trees import pixels, save
-from tests.scripts.records import finish
+from tests.scripts.records import finish, selection_of
 from tests.scripts.sweeps import TINY, Lines, local_sweep, results_of, run_table8, tiny_runs, wait_for
 from utils.errors import UsageError
 from utils.files import folder_lock, is_locked
@@ -27,7 +27,7 @@ from utils.studies.launchers.slurm import SlurmEngine
 from utils.studies.plans import PLANS
 from utils.studies.presets import SMOKE
 from utils.studies.runs import FAILED, Run, Runs, expected_seconds, total_time
-from utils.studies.selection import Selection, required_runs
+from utils.studies.selection import required_runs
 from utils.studies.sweep import DISAGREES, sweep
 
 
@@ -287,7 +287,7 @@ def test_interrupted_and_killed_sweep_goes_on_and_repeats_nothing(tmp_path, caps
     assert before.items() <= after.items()
     # A run that is killed between its record and its last line has printed none; no run has printed two.
     assert max(path.read_text().count("record: ") for path in tmp_path.glob("runs/*/output.log")) == 1
-    whole, _ = required_runs([PLANS["table8"]], Selection("fixed", Runs(SMOKE, str(tmp_path / "whole")), (0,)))
+    whole, _ = required_runs([PLANS["table8"]], selection_of(tmp_path / "whole"))
     local_sweep(Runs(SMOKE), list(whole.values()), workers=2)
     for name, run in whole.items():
         assert json.loads((tmp_path / "runs" / name / "record.json").read_text())["results"] == results_of(run)
@@ -308,39 +308,8 @@ def test_second_interrupt_ends_the_sweep_without_waiting(tmp_path):
     wait_for(lambda: is_idle(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("words", "keyword"),
-    [
-        (["run", "tabel2"], "did you mean table2"),
-        (["run", "all", "--seeds", "0,x"], "--seeds"),
-        (["run", "confirm", "--preset", "narrow", "--seeds", "0"], "docs/protocol.md"),
-        (["run", "all", "--detach"], "--launcher slurm"),
-        (["run", "all", "--launcher", "slurm", "--sbatch_args", '"'], "--sbatch_args"),
-        (["run", "all", "--launcher", "slurm", "--jobs_per_gpu", "2"], "--jobs_per_gpu"),
-        (["run", "all", "--launcher", "ray", "--gpus", "2"], "--gpus"),
-        (["report", "fig1", "--output", "/dev/null/x"], "/dev/null/x"),
-        (["run", "all", "--preset", "cpu"], "--base_path"),
-        (["run", "all", "--workers", "0"], "--workers"),
-        (["run", "all", "--also", "bmt"], "unknown norm 'bmt'"),
-        (["run", "all", "--gpus", "7"], "no GPU 7"),
-        (["show"], "'show'"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bad_input_gets_one_line(words, keyword, tmp_path, capsys):
-    folder = [] if words == ["show"] else ["--results_path", str(tmp_path)]
-    try:
-        code = reproduce([*words, *folder])
-    except SystemExit as error:
-        code = error.code
-    assert code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert keyword in line
-
-
 def test_status_lists_what_is_not_done(tmp_path, capsys):
-    runs, _ = required_runs([PLANS["table8"]], Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,)))
+    runs, _ = required_runs([PLANS["table8"]], selection_of(tmp_path))
     finish(next(iter(runs.values())), 50.0)
     assert reproduce(["status", *TABLE8, "--results_path", str(tmp_path)]) == 0
     *missing, last = capsys.readouterr().out.splitlines()
@@ -365,7 +334,7 @@ def test_dry_run_prints_the_commands_and_list_their_time(tmp_path, capsys):
     here = ["table6", "--preset", "smoke", "--results_path", str(tmp_path)]
     assert reproduce(["run", *here, "--dry_run", "--gpus", "6,7"]) == 0
     printed = capsys.readouterr()
-    runs, _ = required_runs([PLANS["table6"]], Selection("fixed", Runs(SMOKE, str(tmp_path)), (0,)))
+    runs, _ = required_runs([PLANS["table6"]], selection_of(tmp_path))
     expected = [["python", "main.py", *run.command()] for run in runs.values()]
     assert [shlex.split(line) for line in printed.out.splitlines()] == expected
     assert "4 runs, 0 finished, 4 to run" in printed.err

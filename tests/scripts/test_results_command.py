@@ -73,24 +73,6 @@ def test_a_column_given_twice_is_shown_once(cells):
     assert cells("--columns", "seed,model,seed") == cells("--columns", "seed,model")
 
 
-@pytest.mark.parametrize(
-    ("words", "keyword"),
-    [
-        (["--where", "seed ="], "--where"),
-        (["--sort=-class_il_fa"], "class_il_faa"),
-        (["--columns", "model,nrm"], "norm"),
-        (["--results_path", "nowhere"], "nowhere"),
-        (["--csv", "no/such/folder/runs.csv"], "no/such/folder"),
-    ],
-)
-def test_mistakes_are_one_line(results, capsys, words, keyword):
-    assert main(["--results_path", str(results), *words]) == 2
-    out, err = capsys.readouterr()
-    (line,) = err.splitlines()
-    assert (out, line.startswith("error: ")) == ("", True)
-    assert keyword in line
-
-
 class ClosedPipe(io.StringIO):
     def write(self, text):
         raise BrokenPipeError(32, "Broken pipe")

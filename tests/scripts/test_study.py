@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.reproduce import main as reproduce
-from tests.scripts.records import finish
+from tests.scripts.records import finish, selection_of
 from tests.scripts.sweeps import wait_for
 from utils.config.parser import parse
 from utils.config.resolve import resolve
@@ -25,7 +25,6 @@ from utils.studies.presets import SMOKE
 from utils.studies.request import with_also
 from utils.studies.results import tabulate
 from utils.studies.runs import Runs
-from utils.studies.selection import Selection
 from utils.studies.study import read_study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -206,18 +205,6 @@ def test_a_name_cannot_replace_another_report(tmp_path, name):
         read_study(path)
 
 
-def test_a_study_of_the_same_name_does_not_replace_the_report(tmp_path, capsys):
-    paths = []
-    for folder in ("first", "second"):
-        (tmp_path / folder).mkdir()
-        paths.append(write(tmp_path / folder, 'model = "er"', "lr = [1]"))
-    words = ["--results_path", str(tmp_path)]
-    assert [reproduce(["report", str(path), *words]) for path in (paths[0], paths[1], paths[0])] == [0, 2, 0]
-    assert len(capsys.readouterr().err.splitlines()) == 1
-    paths[0].unlink()
-    assert reproduce(["report", str(paths[1]), *words]) == 0
-
-
 ODD = r"a_b & 5% of {x} \ $y$ | *z* <i> ~"
 IN_MARKDOWN = r"a\_b \& 5% of {x} \\ \$y\$ \| \*z\* \<i\> \~"
 IN_LATEX = r"a\_b \& 5\% of \{x\} \textbackslash{} \$y\$ | *z* \textless{}i\textgreater{} \textasciitilde{}"
@@ -229,7 +216,7 @@ def test_titles_and_names_are_shown_letter_by_letter(tmp_path):
     head = f"title = '{ODD}'\nmetrics = ['class_il_faa']\ncompare = {{ variant = '{ODD} 0.1' }}\n"
     path.write_text(f'{head}{variants}[common]\nmodel = "er"\ndataset = "seq-digits"\n')
     study = read_study(path)
-    chosen = Selection("fixed", Runs(study.preset(), str(tmp_path), measured=tmp_path), study.seeds)
+    chosen = selection_of(tmp_path, study.preset())
     for cell in study.plans()["other"].cells(study.preset()):
         finish(chosen.final(cell.experiment)[0], 50.0)
     table = tabulate(study.plans()["other"], chosen)
@@ -242,7 +229,7 @@ def test_titles_and_names_are_shown_letter_by_letter(tmp_path):
 def test_metrics_are_drawn_against_a_number_that_varies_from_column_to_column(tmp_path):
     path = write(tmp_path, 'model = "er"', 'lr = [0.1, 0.3]\nnorm = ["bn", "cn"]', 'rows = ["norm"]\ncolumns = ["lr"]')
     study = read_study(path)
-    chosen = Selection("fixed", Runs(study.preset(), str(tmp_path), measured=tmp_path), study.seeds)
+    chosen = selection_of(tmp_path, study.preset())
     for number, cell in enumerate(study.plans()["other"].cells(study.preset())):
         finish(chosen.final(cell.experiment)[0], 50.0 + number // 2)
     with drawn_in(LIGHT):

@@ -30,8 +30,7 @@ from utils.theory import (
     task_masses,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = (ROOT / "docs" / "theory.md").read_text()
+DOCS = (Path(__file__).resolve().parents[2] / "docs" / "theory.md").read_text()
 ROUNDING = 1e-15
 CMA_OF_FIVE = [0.408333333333, 0.208333333333, 0.158333333333, 0.125, 0.1]  # ten batches each, r = 1/2
 EQUAL = [(tasks, batches, eta) for tasks in (2, 3, 5, 20) for batches in (1, 7, 40) for eta in (0.02, 0.1, 0.6)]
@@ -178,12 +177,8 @@ def test_corollary_1_as_printed_holds_for_palindromic_lengths(tasks):
         printed = no_replay_printed(lengths, 0.1)
         close(printed, no_replay(lengths[::-1], 0.1))
         assert np.allclose(printed, no_replay(lengths, 0.1), rtol=0, atol=1e-12) == (lengths == lengths[::-1])
-
-
-def test_corollary_1_as_printed_is_wrong_for_other_lengths():
-    close(no_replay([10, 1], 0.1)[0], (0.9 - 0.9**11) / (1 - 0.9**11))
-    close(no_replay_printed([10, 1], 0.1)[0], (0.9**10 - 0.9**11) / (1 - 0.9**11))
-    assert ".854 and not .051" in DOCS
+    as_it_is, printed = (formula([10, 1], 0.1)[0] for formula in (no_replay, no_replay_printed))
+    assert f"{as_it_is:.3f} and not {printed:.3f}".replace("0.", ".") in DOCS
 
 
 @each_equal
@@ -423,11 +418,6 @@ def test_table_of_the_documentation():
         assert [f"{value:.3f}" for value in distances([bests[1], 0, 1], [1000] * int(tasks), share(r))] == apart
 
 
-def test_pages_agree_on_how_many_statements_fail():
-    for page in ("README.md", "docs/theory.md", "docs/reproduce.md"):
-        assert "four do not hold as printed" in " ".join((ROOT / page).read_text().split())
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -471,24 +461,3 @@ def test_command_finds_the_best_kappa(capsys):
     assert "0.000494" in kappa  # the momentum of the EMA that weighs batches alike
     assert weights.split()[1:] == ["0.2435", "0.1845", "0.1758", "0.1832", "0.2130"]
     assert [number in apart for number in ("0.0565", "0.2167", "0.3000")] == [True] * 3
-
-
-@pytest.mark.parametrize(
-    ("words", "keyword"),
-    [
-        ("", "command"),
-        ("weights --tasks 5 --share 0.5", "--batches"),
-        ("weights --tasks 5 --batches 1,2 --share 0.5", "--batches"),
-        ("weights --tasks 5 --batches 5 --share 1/0", "--share"),
-        ("weights --tasks 5 --batches 5 --share nan", "--share"),
-        ("weights --tasks 5 --batches 5 --share seen --momentum replay-cma", "--share"),
-    ],
-)
-def test_refusals_are_one_line(words, keyword, capsys):
-    try:
-        code = main(words.split())
-    except SystemExit as ended:
-        code = ended.code
-    printed = capsys.readouterr()
-    assert (code, printed.out, printed.err.count("\n")) == (2, "", 1)
-    assert keyword in printed.err

@@ -107,12 +107,6 @@ def test_curves_are_the_log_lines(real, results, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_missing_log_gives_a_warning(tmp_path, capsys):
-    finish(run_of(tmp_path), 1.0)
-    assert curves(tmp_path).empty
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def test_matrices_have_every_accuracy_that_was_measured(real, results):
     frame = matrices(results)
     assert list(frame) == ["run", "setting", "after_task", "task", "accuracy"]

@@ -35,6 +35,10 @@ class Figure:
     draw: Callable[[Selection], Drawing | None]  # returns None if it has no runs
     needs: str  # the plan to run for it
 
+    def write(self, selection: Selection, folder: Path) -> list[Path]:
+        """Write the figure in every theme and format and return the paths; none if it has no runs."""
+        return save(partial(self.draw, selection), folder, self.id)
+
 
 def figure_of_table(id: str, title: str, draw: Callable[[Table], Drawing | None]) -> Figure:
     return Figure(id, title, lambda selection: draw(tabulate(PLANS[id], selection)), id)
@@ -98,10 +102,6 @@ def beside_published(selection: Selection) -> Drawing | None:
     return tabled.beside_published({name: tabulate(PLANS[id], selection) for name, id in settings.items()})
 
 
-def compares(plan: Plan, selection: Selection) -> bool:
-    return all(cell.baseline is not None for cell in plan.cells(selection.runs.preset))
-
-
 # --- the figures: the paper's, then those that it lacks ---------------------------------------------------------------
 
 COMPARED_IN = ("CIFAR, Class-IL", "CIFAR, Task-IL", "Permuted MNIST, Domain-IL")
@@ -133,11 +133,6 @@ _FIGURES = (
     Figure("theory", THEORY, lambda selection: weights_and_kappa(), ""),
 )
 FIGURES = {figure.id: figure for figure in _FIGURES}
-
-
-def draw(figure: Figure, selection: Selection, folder: Path) -> list[Path]:
-    """Write a figure in every theme and format and return the paths; none if it has no runs."""
-    return save(lambda: figure.draw(selection), folder, figure.id)
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------

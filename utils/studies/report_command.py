@@ -9,7 +9,6 @@ from datetime import date
 from itertools import chain
 from pathlib import Path
 
-from utils.errors import UsageError
 from utils.files import reject_links
 from utils.run.code_digest import shortened
 from utils.studies.explorer import write_pages
@@ -56,8 +55,6 @@ def write_report(arguments: Namespace) -> int:
     folder = Path(arguments.output or Path(arguments.results_path) / "reports" / preset.name)
     folder.mkdir(parents=True, exist_ok=True)
     reject_links(*folder.glob("*"))
-    if is_study:
-        note_study(Path(arguments.ids[0]), folder)
     figures = draw_figures(plans, selection, folder / "figures")
     report = Report(preset.help if is_study else TITLE, tables, facts, problems, verdicts, figures, scale)
     files = {"report.md": page_of_markdown(report), "report.csv": as_csv(tables)}
@@ -77,14 +74,6 @@ def write_report(arguments: Namespace) -> int:
     print(f"{filled} of {len(cells)} cells complete, {counts}")
     print(f"report: {folder / 'index.html'}")
     return 0
-
-
-def note_study(path: Path, folder: Path) -> None:
-    """Write down whose report the folder has; raise UsageError if it has that of another study of the same name."""
-    note = folder / "study.txt"
-    if note.exists() and (other := Path(note.read_text().strip())) != path.resolve() and other.exists():
-        raise UsageError(f"{folder} has the report of {other}; set --output, or rename {path}")
-    note.write_text(f"{path.resolve()}\n")
 
 
 def provenance(tables: list[Table]) -> list[str]:
@@ -117,11 +106,13 @@ def draw_figures(plans: Sequence[Plan], selection: Selection, folder: Path) -> d
 
     Those without runs are skipped.
     """
-    from utils.figures.catalogue import FIGURES, compares, curves_of, draw, forest_of
+    from utils.figures.catalogue import FIGURES, curves_of, forest_of
 
     ids = {plan.id for plan in plans}
     further = {id for id in FIGURES if id not in PLANS} if {*PLANS} <= ids else set()
     wanted = [figure for id, figure in FIGURES.items() if id in ids | further]
-    wanted += [forest_of(plan) for plan in plans if plan.id not in FIGURES and compares(plan, selection)]
+    for plan in plans:
+        if plan.id not in FIGURES and all(cell.baseline for cell in plan.cells(selection.runs.preset)):
+            wanted.append(forest_of(plan))
     wanted += [curves_of(plan) for plan in plans if plan.x_axis]
-    return {figure.id: figure.title for figure in wanted if draw(figure, selection, folder)}
+    return {figure.id: figure.title for figure in wanted if figure.write(selection, folder)}

@@ -13,7 +13,7 @@ import sys
 
 from utils import console
 from utils.cli import Parser
-from utils.config.loop_options import folder
+from utils.config.loop_options import folder, seeds
 from utils.config.options import integer
 from utils.config.plugins import given_plugins
 
@@ -81,7 +81,7 @@ def add_plan_arguments(command: argparse.ArgumentParser, ids: str = IDS) -> None
     add = command.add_argument
     add("ids", nargs="*", default=["all"], help=ids)
     add("--preset", default="paper", choices=["paper", "narrow", "cpu", "smoke"], help="scale (default paper)")
-    add("--seeds", help="such as 0-4 or 0,1,2 (default: the preset's)")
+    add("--seeds", type=seeds, help="such as 0-4 or 0,1,2 (default: the preset's)")
     text = "how kappa and lambda are chosen: our defaults, or a grid on held-out or on test data (default fixed)"
     add("--select", default="fixed", choices=["fixed", "validation", "test"], help=text)
     add("--also", help="further norms and methods, separated by commas: rows in the tables of accuracies")

@@ -7,7 +7,7 @@
     accuracies = matrices("results")         # one row per entry of an accuracy matrix
     mean_table(runs, "class_il_faa", ["dataset", "model"], "norm")    # means over seeds
 
-Tasks and epochs count from 0, as in the records. pandas is imported by the first call, since no run needs it.
+Tasks and epochs count from 0, as in the records.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from utils.console import log
 from utils.errors import UsageError
-from utils.packages import import_or_usage_error
 from utils.run.identity import unlike_options
 from utils.run.observers import read_log
 from utils.run.records import BadRecord, read_record
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MEASURED = ("steps", "seconds", "wall_seconds", "steps_per_second")
 CONDITIONS = ("device", "torch", "num_threads")
@@ -49,7 +47,6 @@ def load(path: str | os.PathLike = "results", *, failed: bool = False) -> pd.Dat
         >>> runs = load("results")
         >>> runs.pivot_table("class_il_faa", ["dataset", "model"], "norm")
     """
-    pd = import_or_usage_error("pandas", "utils.results")
     path = Path(path)
     files = sorted(path.glob("runs/*/record.json")) or sorted(path.glob("*/record.json"))
     records = {file.parent: record for file in files if (record := _read(file))}
@@ -82,7 +79,6 @@ def _parts(folder: Path, record: dict[str, Any]) -> tuple[dict[str, Any], ...]:
 
 def curves(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
     """Return the lines of the runs' logs: run, step, task, epoch, loss (mean since the last line), lr, seconds."""
-    pd = import_or_usage_error("pandas", "utils.results")
     rows = []
     for name, folder in _runs_in(runs):
         rows += [{"run": name} | event for event in read_log(folder) if event["event"] == "log"]
@@ -91,7 +87,6 @@ def curves(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
 
 def matrices(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
     """Return every measured accuracy (%): run, setting, after_task (the last task trained), task, accuracy."""
-    pd = import_or_usage_error("pandas", "utils.results")
     rows = []
     for name, folder in _runs_in(runs):
         for setting, result in (_read(folder / "record.json") or {}).get("results", {}).items():

@@ -25,10 +25,13 @@ def records_by_seed(experiment: Experiment, selection: Selection) -> dict[int, d
 
 def values_by_seed(comparison: Comparison, selection: Selection) -> dict[int, float]:
     """Return the comparison's value for every seed whose runs are all finished and have the metric."""
-    records = [records_by_seed(experiment, selection) for experiment in comparison.experiments]
-    values = {seed: comparison.total([value_at(by_seed.get(seed), comparison.metric) for by_seed in records])
-              for seed in selection.seeds}  # fmt: skip
-    return {seed: value for seed, value in values.items() if value is not None}
+    terms = [(sign, records_by_seed(experiment, selection)) for sign, experiment in comparison.terms]
+    values = {}
+    for seed in selection.seeds:
+        numbers = [(sign, value_at(records.get(seed), comparison.metric)) for sign, records in terms]
+        if all(number is not None for _, number in numbers):
+            values[seed] = sum(sign * number for sign, number in numbers)
+    return values
 
 
 def value_at(record: dict[str, Any] | None, metric: Sequence[str]) -> Any:

@@ -6,7 +6,7 @@ same runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -52,11 +52,6 @@ class Comparison:
     @property
     def experiments(self) -> list[Experiment]:
         return [experiment for _, experiment in self.terms]
-
-    def total(self, numbers: Sequence[float | None]) -> float | None:
-        """Return the signed sum of the terms' numbers, None if one is missing."""
-        signed = [sign * number for (sign, _), number in zip(self.terms, numbers, strict=True) if number is not None]
-        return sum(signed) if len(signed) == len(self.terms) else None
 
 
 @dataclass(frozen=True)

@@ -22,19 +22,15 @@ from utils.studies.sweep import Display, sweep
 def repeat(arguments: Namespace) -> int:
     """Train again into a new folder, so that no earlier repetition can be returned."""
     recorded = Runs(PRESETS["paper"], os.devnull, measured=Path(arguments.records))
+    recorded.reject_damaged_records()
     records = {record["run"]: record for record in recorded.all_records()}
-    for text in recorded.untrusted:
-        raise UsageError(text)
     names = choose(list(records), arguments.runs, arguments.count)
     folder = Path(arguments.results_path) / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
     runs = Runs(PRESETS["paper"], str(folder), measured=folder)  # without the records that are repeated
     conditions = {name: records[name]["conditions"][0] for name in names}
     wanted = []
     for name in names:
-        path = Path(arguments.records) / name / "record.json"
-        plugins = ["--plugins", *arguments.plugins] if arguments.plugins else []
-        parse(["--config", str(path), *plugins])  # a plug-in that is missing is reported before anything is trained
-        options: dict[str, Any] = {"config": path, "results_path": folder}
+        options: dict[str, Any] = {"config": Path(arguments.records) / name / "record.json", "results_path": folder}
         options |= {"plugins": arguments.plugins} if arguments.plugins else {}
         # Options that change rounding or what is measured, but not the name of a run.
         chosen = {option: conditions[name].get(option) for option in ("num_threads", "deterministic", "compile")}
@@ -43,6 +39,7 @@ def repeat(arguments: Namespace) -> int:
         if arguments.base_path and "base_path" in records[name]["config"]:
             options["base_path"] = arguments.base_path
         wanted.append(Run(name, options, folder / "runs" / name, records[name]["steps"]))
+        parse(wanted[-1].command())  # a plug-in that is missing is reported before anything is trained
     threads = max(each.get("num_threads", 1) for each in conditions.values())
     engine = LocalEngine(arguments.workers, visible_gpus(arguments.gpus), arguments.jobs_per_gpu, threads)
     outcome = sweep(wanted, runs, engine, retries=0, display=Display(len(wanted), 0))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from utils.config import registry
-from utils.config.loop_options import seeds as parse_seeds
 from utils.config.plugins import load_plugins
 from utils.errors import UsageError
 from utils.studies.confirm import CONFIRM
@@ -75,10 +74,6 @@ def selection_of(arguments: Namespace, preset: Preset | None = None) -> Selectio
     preset = preset or with_also(PRESETS[arguments.preset], arguments.also)
     if preset.needs_base_path and not arguments.base_path:
         raise UsageError(f"--preset {preset.name} needs --base_path, a folder of images as seq-folder reads it")
-    try:
-        seeds = parse_seeds(arguments.seeds) if arguments.seeds else preset.seeds
-    except ArgumentTypeError as error:
-        raise UsageError(f"--seeds {error}") from None
     threads = getattr(arguments, "num_threads", 1)
     runs = Runs(preset, arguments.results_path, arguments.base_path, tuple(arguments.plugins), threads)
-    return Selection(arguments.select, runs, seeds)
+    return Selection(arguments.select, runs, arguments.seeds or preset.seeds)

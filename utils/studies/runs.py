@@ -187,19 +187,15 @@ class Runs:
 
     def on_other_data(self) -> list[str]:
         """Return a line for every data set of which records do not count, because they are of other data."""
-        prints: dict[str, set[str]] = {}
-        for (dataset, *_), spec in self._specs.items():
-            prints.setdefault(dataset, set()).add(spec.fingerprint)
-        others: dict[str, list[str]] = {dataset: [] for dataset in prints}
-        for identity in (record["identity"] for record in self.all_records()):
-            if identity["data"] not in prints.get(identity["dataset"], {identity["data"]}):
-                others[identity["dataset"]].append(identity["data"])
-        return [
-            f"{count_of(len(data), 'record')} on {dataset} left out, of other data ({', '.join(sorted({*data}))}) "
-            f"than those in use ({', '.join(sorted(prints[dataset]))}); set --base_path"
-            for dataset, data in others.items()
-            if data
-        ]
+        lines, identities = [], [record["identity"] for record in self.all_records()]
+        for dataset in dict.fromkeys(dataset for dataset, *_ in self._specs):
+            in_use = sorted({spec.fingerprint for key, spec in self._specs.items() if key[0] == dataset})
+            others = [each["data"] for each in identities if each["dataset"] == dataset and each["data"] not in in_use]
+            if others:
+                what = f"{count_of(len(others), 'record')} on {dataset} left out, of other data"
+                data = f"({', '.join(sorted({*others}))}) than those in use ({', '.join(in_use)})"
+                lines.append(f"{what} {data}; set --base_path")
+        return lines
 
     def differing_copies(self) -> list[str]:
         """Return a line if kept records have other results than those of the same runs in the results folder."""
@@ -236,15 +232,13 @@ class Runs:
 
     def finished_folders(self) -> dict[str, Path]:
         """Return the folder of every finished run by name: below the results folder, or else kept with the code."""
-        folders = [path.parent for path in self._record_paths()]
-        return {folder.name: folder for folder in sorted(folders, key=lambda folder: folder.name)
-                if self._finished(folder) is not None}  # fmt: skip
+        folders = sorted((path.parent for path in self._record_paths()), key=lambda folder: folder.name)
+        return {folder.name: folder for folder in folders if self._finished(folder)}
 
     def all_records(self) -> Iterator[dict[str, Any]]:
-        """Yield the record of every finished run below the results folder or kept with the code, of any preset."""
-        for folder in self.finished_folders().values():
-            if (record := self._finished(folder)) is not None:
-                yield record
+        """Return the record of every finished run below the results folder or kept with the code, of any preset."""
+        folders = self.finished_folders().values()
+        return (record for folder in folders if (record := self._finished(folder)))
 
     def _record_paths(self) -> list[Path]:
         kept, ours = self.measured.glob("*/record.json"), Path(self.results_path).glob("runs/*/record.json")

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from utils.files import is_locked, write_atomically
+from utils.run.records import entries_of
 from utils.run.signals import Signals
 from utils.studies.runs import Run, Runs
 from utils.tables import count_of
@@ -144,7 +145,7 @@ class Sweep:
 
     def _end(self, run: Run, code: int | None) -> None:
         record = self.runs.record(run) if self.runs.is_done(run) else None
-        if record is not None and agrees_with_old_record(run):
+        if record is not None and agrees_with_old_record(run, record):
             self.outcome.done.append(run.name)
             self.display.done(run, record)
         elif record is not None:
@@ -167,10 +168,8 @@ class Sweep:
             write_atomically(run.failure, lambda file: file.write(f"{reason}\n".encode()))
 
 
-def agrees_with_old_record(run: Run) -> bool:
+def agrees_with_old_record(run: Run, record: dict[str, Any]) -> bool:
     """Return whether a run that was trained again has the results of its earlier record; it may have more of them."""
-    old_path = run.folder / "record.old.json"
-    if not old_path.exists():
-        return True
-    old, new = (json.loads(path.read_bytes())["results"] for path in (old_path, run.folder / "record.json"))
-    return old.keys() == new.keys() and all(old[setting].items() <= new[setting].items() for setting in old)
+    path = run.folder / "record.old.json"
+    old = json.loads(path.read_bytes()) if path.exists() else record
+    return entries_of(old, record)["results"] == old["results"]

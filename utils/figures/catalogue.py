@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure as Drawing
 
 from utils.errors import UsageError
 from utils.figures import recorded, tabled
@@ -23,9 +25,6 @@ from utils.studies.results import Table, tabulate
 from utils.studies.selection import Selection
 from utils.studies.study import STUDIES
 from utils.studies.verdicts import judge
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
 
 
 @dataclass(frozen=True)
@@ -77,29 +76,12 @@ def forest_of_claims(selection: Selection) -> Drawing | None:
 
 def forest_of(plan: Plan) -> Figure:
     """Return a forest plot of a plan of differences: a panel for every column, a line for every row."""
-
-    def drawing(selection: Selection) -> Drawing | None:
-        panels: dict[str, dict[str, Paired]] = {}
-        lower_is_better = set()
-        for ((_, row), column), result in tabulate(plan, selection).results.items():
-            is_lower_better = result.cell.smaller_is_better
-            title = "\n".join([*column, *["lower is better"] * is_lower_better])
-            panels.setdefault(title, {})[row] = result.paired
-            if is_lower_better:
-                lower_is_better.add(title)
-        return tabled.forest(panels, lower_is_better)
-
-    return Figure(plan.id, plan.title, drawing, plan.id)
+    return Figure(plan.id, plan.title, lambda runs: tabled.forest(tabulate(plan, runs).differences("\n")), plan.id)
 
 
 def curves_of(plan: Plan) -> Figure:
     """Return a figure of a study's metrics against the number that it varies from column to column."""
     return Figure(plan.id, plan.title, lambda selection: tabled.curves(tabulate(plan, selection), plan.x_axis), plan.id)
-
-
-def beside_published(selection: Selection) -> Drawing | None:
-    settings = {"Class-IL": "table3", "Task-IL": "table2"}
-    return tabled.beside_published({name: tabulate(PLANS[id], selection) for name, id in settings.items()})
 
 
 # --- the figures: the paper's, then those that it lacks ---------------------------------------------------------------
@@ -129,7 +111,7 @@ _FIGURES = (
     figure_of_runs("anytime", "Accuracy while training", tabled.while_training, records=True),
     figure_of_runs("weights", "Weights of the tasks in batch and running statistics", recorded.task_weights),
     Figure("confounds", CONFOUNDED, forest_of_claims, "core"),
-    Figure("published", "Final average accuracy, published and ours, cell by cell", beside_published, "table2"),
+    Figure("published", "Final average accuracy, published and ours, cell by cell", tabled.beside_published, "table2"),
     Figure("theory", THEORY, lambda selection: weights_and_kappa(), ""),
 )
 FIGURES = {figure.id: figure for figure in _FIGURES}

@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
+from scipy.ndimage import gaussian_filter1d
 
 from utils.figures.style import COLUMN, PAGE, colour_of, grid_of_axes, label_of, legend_above, line_of, mark_steps
 from utils.run.probes import read_recording
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
 
 SMOOTHING = 20  # steps, as in the paper: the kernel's size
 SMOOTHING_OF_SHARES = 5  # a batch's shares are few whole numbers
@@ -26,8 +25,6 @@ Recording = dict[str, np.ndarray]
 
 def smoothed(values: np.ndarray, size: float = SMOOTHING) -> np.ndarray:
     """Smooth along the first axis by a Gaussian of that many steps in all: four standard deviations."""
-    from scipy.ndimage import gaussian_filter1d
-
     return gaussian_filter1d(values.astype(float), sigma=size / 4, axis=0, mode="nearest")
 
 
@@ -101,8 +98,6 @@ def statistics_of_all_layers(runs: dict[str, Path], kind: str) -> Drawing:
 
 def task_weights(runs: dict[str, Path]) -> Drawing:
     """Draw each task's share in the batch statistics (above) and in the running ones; means over the layers."""
-    from matplotlib import colormaps
-
     figure, panels = grid_of_axes(2, len(runs), 3.6, PAGE if len(runs) > 1 else COLUMN, sharex=True, sharey="row")
     for column, (norm, folder) in zip(panels.T, runs.items(), strict=True):
         recording = read_recording(folder, "weights")

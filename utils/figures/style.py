@@ -6,17 +6,16 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib import pyplot, rcParams
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 
 from utils.files import reject_links
-from utils.packages import import_or_usage_error
 from utils.studies.plans import title_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
 
 COLUMN, PAGE = 3.4, 7.0  # inches
 FORMATS = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}  # no date: same runs, same files
@@ -48,15 +47,11 @@ def line_of(norm: str) -> dict[str, Any]:
 
 def ink() -> str:
     """Return the colour of text in the theme that is drawn in."""
-    from matplotlib import rcParams
-
     return rcParams["text.color"]
 
 
 def faint() -> str:
     """Return the colour of grids and marks in the theme that is drawn in."""
-    from matplotlib import rcParams
-
     return rcParams["grid.color"]
 
 
@@ -68,8 +63,6 @@ def mark_steps(axes: Axes, steps: Sequence[int] | np.ndarray) -> None:
 
 def grid_of_axes(rows: int, columns: int, height: float, width: float = PAGE, **sharing: Any) -> tuple[Drawing, Any]:
     """Return a figure of this size in inches, and its axes in rows."""
-    from matplotlib import pyplot
-
     return pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False, **sharing)
 
 
@@ -88,7 +81,6 @@ def evenly_chosen(count: int, most: int) -> np.ndarray:
 @contextmanager
 def drawn_in(theme: Theme) -> Iterator[None]:
     """Set up Matplotlib with the theme's colours and sizes for print, without a window."""
-    matplotlib = import_or_usage_error("matplotlib", "figures")
     matplotlib.use("Agg")
     settings = {
         **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), theme.paper),
@@ -109,8 +101,6 @@ def save(draw: Callable[[], Drawing | None], folder: Path, name: str, formats: I
     paths = []
     for theme in (LIGHT, DARK):
         with drawn_in(theme):
-            from matplotlib import pyplot
-
             figure = draw()
             if figure is None:
                 return []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 
 from utils.config.resolve import Config
 from utils.figures import style
@@ -16,15 +17,11 @@ from utils.run.observers import read_log
 from utils.run.training import steps_per_task
 from utils.studies.compare import Paired, records_by_seed
 from utils.studies.final_statistics import FEWEST_SEEDS, KINDS, Arm
-from utils.studies.plans import METHODS, ONLINE, SETTINGS, Experiment, places
+from utils.studies.plans import METHODS, ONLINE, PLANS, SETTINGS, Experiment, places
 from utils.studies.presets import PAPER
-from utils.studies.results import Column, Result, Table
+from utils.studies.results import LOWER_IS_BETTER, Column, Result, Table, tabulate
 from utils.studies.selection import Selection
 from utils.tables import TITLES
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Drawing
 
 HATCHES = ("", "////")
 LINES = ("-", "--")  # of a norm's first row, and of its others
@@ -91,11 +88,11 @@ def _write_values(axes: Axes, values: np.ndarray, dark_below: float, missing: st
         axes.text(j, i, text, ha="center", va="center", fontsize=6 + digits, color=colour)
 
 
-def forest(panels: dict[str, dict[str, Paired]], lower_is_better: Collection[str] = ()) -> Drawing | None:
+def forest(panels: dict[str, dict[str, Paired]]) -> Drawing | None:
     """Draw paired differences with their intervals: a panel for every comparison, a line for every cell.
 
-    More than four panels stand in two columns, so that their titles can be read. Gains and losses have colours; in the
-    panels of `lower_is_better`, a gain lies below zero.
+    More than four panels stand in two columns, so that their titles can be read. Gains and losses have colours; where
+    the title says that lower is better, a gain lies below zero.
     """
     panels = {title: {name: cell for name, cell in cells.items() if cell.n} for title, cells in panels.items()}
     if not (panels := {title: cells for title, cells in panels.items() if cells}):
@@ -110,7 +107,7 @@ def forest(panels: dict[str, dict[str, Paired]], lower_is_better: Collection[str
         for name, paired in cells.items():
             place = names.index(name)
             is_gain, is_loss = paired.is_above, paired.is_below
-            if title in lower_is_better:
+            if title.endswith(LOWER_IS_BETTER):
                 is_gain, is_loss = is_loss, is_gain
             colour = colour_of("adab2n") if is_gain else colour_of("bn") if is_loss else ink()
             if paired.interval is not None:
@@ -153,15 +150,16 @@ def curves(table: Table, flag: str) -> Drawing | None:
     return figure
 
 
-def beside_published(tables: dict[str, Table]) -> Drawing | None:
+def beside_published(selection: Selection) -> Drawing | None:
     """Draw our accuracies beside the published ones: a panel for every column and setting, a line for every cell.
 
-    Only cells with all seeds and on the paper's data are drawn. `tables` are named by their settings.
+    Only cells with all seeds and on the paper's data are drawn.
     """
-    panels: dict[str, dict[str, Result]] = {}
-    if next(iter(tables.values())).preset.data != PAPER.data:
+    if selection.runs.preset.data != PAPER.data:
         return None
-    for column in next(iter(tables.values())).columns:
+    tables = {"Class-IL": tabulate(PLANS["table3"], selection), "Task-IL": tabulate(PLANS["table2"], selection)}
+    panels: dict[str, dict[str, Result]] = {}
+    for column in tables["Class-IL"].columns:
         for setting, table in tables.items():
             cells = {row[1]: table.results[row, column] for row in table.rows if (row, column) in table.results}
             cells = {name: result for name, result in cells.items() if result.complete and result.paper is not None}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from matplotlib.figure import Figure as Drawing
 
 from utils.figures.style import colour_of, faint, grid_of_axes, ink
 from utils.theory import best_kappa, cma, distances, ema, kappa_momentum, statistical_weights
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
 
 TASKS, BATCHES, SHARE = 5, 10, 0.5
 LONG = 1000  # batches of a task of Split CIFAR-10, online

@@ -22,7 +22,6 @@ from utils.config.loop_options import DROPPED_OPTIONS
 from utils.config.resolve import SELECTORS, active_options, new_names, resolve, selected_entries
 from utils.errors import UsageError
 from utils.files import reject_links
-from utils.packages import import_or_usage_error
 from utils.run.observers import read_log
 from utils.run.records import add_missing_metrics, plain, provenance_text
 from utils.studies.compare import Paired
@@ -49,13 +48,15 @@ def write_pages(report: Report, folders: Mapping[str, Path], folder: Path) -> No
         folders: The folders of the runs that have a page, by name.
         folder: Where to write.
     """
+    from plotly.offline import get_plotlyjs
+
     pages = folder / "runs"
     pages.mkdir(exist_ok=True)
     reject_links(pages, *pages.glob("*"))
     for page in pages.glob("*.html"):
         if page.stem not in folders:  # of a record that is gone
             page.unlink()
-    (folder / "plotly.min.js").write_text(import_or_usage_error("plotly.offline", "reports").get_plotlyjs(), "utf-8")
+    (folder / "plotly.min.js").write_text(get_plotlyjs(), "utf-8")
     for name in ("explorer.css", "explorer.js"):
         (folder / name).write_bytes((TEMPLATES / name).read_bytes())
     records = {name: json.loads((path / "record.json").read_bytes()) for name, path in folders.items()}
@@ -122,10 +123,7 @@ def difference_chart(table: Table) -> Chart | None:
     """Return a chart of a table of differences; None if it is another table, or has too many columns to tell apart."""
     if not all(result.cell.baseline is not None for result in table.results.values()):
         return None
-    columns: dict[str, dict[str, Paired]] = {}
-    for ((_, row), column), result in table.results.items():
-        direction = ["lower is better"] * (result.cell.smaller_is_better)
-        columns.setdefault(", ".join([*column, *direction]), {})[row] = result.paired
+    columns = table.differences(", ")
     return forest_chart(columns) if len(columns) <= MOST_COLUMNS else None
 
 
@@ -171,8 +169,8 @@ def plotly_text(text: str, width: int = 0) -> str:
 
 def runs_table(records: Mapping[str, dict[str, Any]]) -> str:
     """Return a table to sort, filter and search, with its scripts."""
-    itables = import_or_usage_error("itables", "reports")
-    javascript = import_or_usage_error("itables.javascript", "reports")
+    import itables.javascript
+
     rows = []
     for name, record in records.items():
         config = record["config"]
@@ -195,7 +193,7 @@ def runs_table(records: Mapping[str, dict[str, Any]]) -> str:
         ordering={"indicators": False}, lengthMenu=[25, 100, 1000], scrollX=True, style="width:100%", table_id="runs",
         language={"search": "Search all columns:"}, text_in_header_can_be_selected=False,
     )  # fmt: skip
-    return javascript.generate_init_offline_itables_html(itables.options.dt_bundle) + table
+    return itables.javascript.generate_init_offline_itables_html(itables.options.dt_bundle) + table
 
 
 def method_title(config: Mapping[str, Any]) -> str:

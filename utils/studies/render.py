@@ -11,9 +11,9 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pandas
 
-from utils.packages import import_or_usage_error
 from utils.studies.plans import METHODS, SETTINGS, title_of
 from utils.studies.presets import PRESETS
 from utils.studies.results import NOTABLE, Result, Table
@@ -180,11 +180,10 @@ def heading(table: Table) -> str:
 
 
 @cache
-def environment() -> Any:
+def environment() -> jinja2.Environment:
     """Return the Jinja environment of the templates; HTML is escaped, Markdown is not."""
-    jinja2 = import_or_usage_error("jinja2", "reports")
     env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=lambda name: name.endswith(".html.j2"),
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=lambda name: bool(name and name.endswith(".html.j2")),
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True,
     )  # fmt: skip
     env.filters |= {"heading": heading, "value_text": value_text}

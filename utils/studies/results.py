@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "paper"  # the paper's tables
 PUBLISHED_SEEDS = 3
+LOWER_IS_BETTER = "lower is better"
 NOTABLE = 2.0  # |z| above which a difference is flagged
 ROUNDING = 6  # digits of a percentage beyond which a difference is floating-point noise
 EXACT_UP_TO = 50  # pairs; above, the normal approximation
@@ -152,6 +153,14 @@ class Table:
     def columns(self) -> list[Column]:
         in_texts = [column for texts in self.texts.values() for column in texts]
         return list(dict.fromkeys([*(column for _, column in self.results), *in_texts]))
+
+    def differences(self, separator: str) -> dict[str, dict[str, Paired]]:
+        """Return the paired values by column and row; the title of a column says if lower is better."""
+        columns: dict[str, dict[str, Paired]] = {}
+        for ((_, row), column), result in self.results.items():
+            title = separator.join([*column, *[LOWER_IS_BETTER] * result.cell.smaller_is_better])
+            columns.setdefault(title, {})[row] = result.paired
+        return columns
 
     def is_best(self, result: Result) -> bool:
         """Return whether it is the best of its group in its column, if there are several; of differences, a gain."""

@@ -14,8 +14,9 @@ from tests.scripts.records import finish
 from utils.config.parser import parse
 from utils.config.resolve import resolve
 from utils.run.build import build_network
+from utils.studies.confirm import CONFIRM, CONFIRMATORY_SEEDS, EXPLORATORY_SEEDS
 from utils.studies.plans import PLANS, Experiment
-from utils.studies.presets import PAPER, PRESETS, SMOKE
+from utils.studies.presets import NARROW, PAPER, PRESETS, SMOKE
 from utils.studies.results import published
 from utils.studies.runs import Runs
 from utils.studies.selection import Selection, required_runs, score
@@ -38,6 +39,20 @@ def test_number_of_runs_which_plans_share():
     assert (len(runs), waiting) == (736, 0)
     probes = {run.probes for run in runs.values() if run.probes}
     assert probes == {("stability", "statistics"), ("statistics",)}  # what two figures record of a run, it records once
+
+
+def test_confirmatory_runs_come_group_by_group_and_seed_by_seed():
+    assert {seed for plan in CONFIRM.values() for seed in plan.seeds} == set(CONFIRMATORY_SEEDS)
+    assert not set(EXPLORATORY_SEEDS) & set(CONFIRMATORY_SEEDS)
+    runs, waiting = required_runs(list(CONFIRM.values()), selection(NARROW))
+    assert (len(runs), waiting) == (323, 0)
+    seeds = [run.options["seed"] for run in runs.values()]
+    assert seeds[:60] == [seed for seed in range(3, 8) for _ in range(12)]
+    assert seeds[60:120] == [seed for seed in range(3, 6) for _ in range(20)]
+    assert seeds[120:200] == [seed for seed in range(6, 10) for _ in range(20)]
+    widths = [run.options.get("num_filters") for run in runs.values()]
+    assert widths == [None] * 60 + [16] * 254 + [64] * 9
+    assert all(run.options["final_statistics"] for run in runs.values())
 
 
 def test_every_published_number_of_an_available_table_has_its_cell():

@@ -21,6 +21,7 @@ from tests.scripts.records import finish, selection_of
 from tests.scripts.sweeps import TINY, Lines, local_sweep, results_of, run_table8, tiny_runs, wait_for
 from utils.errors import UsageError
 from utils.files import folder_lock, is_locked
+from utils.studies import subcommands
 from utils.studies.launchers import slurm
 from utils.studies.launchers.local import LocalEngine, visible_gpus
 from utils.studies.launchers.slurm import SlurmEngine
@@ -236,6 +237,33 @@ def test_expected_time_is_that_of_similar_recorded_runs(tmp_path):
     expected = expected_seconds([longer, other_model], runs.recorded_speeds())
     assert expected == {longer.name: 6.0 * longer.steps, other_model.name: None}
     assert [total_time(times) for times in ([60.0, 20.0], [60.0, None], [None])] == ["80 s", "60 s and more", "unknown"]
+
+
+# --- data, which are looked at before anything starts ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("id", "names"), [("table2", ["seq-cifar10", "seq-cifar100", "seq-miniimg"]), ("table2:cifar100", ["seq-cifar100"])]
+)
+def test_every_missing_data_set_is_one_line_and_a_dry_run_looks_at_none(
+    tmp_path, monkeypatch, no_network, capsys, id, names
+):
+    monkeypatch.setattr(subcommands, "launch", lambda *_: pytest.fail("started"))
+    words = ["--seeds", "0", "--base_path", str(tmp_path / "none"), "--results_path", str(tmp_path / "results")]
+    assert reproduce(["run", id, *words]) == 2
+    assert not (tmp_path / "results").exists()
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert [line.split(": ")[1] for line in lines] == names
+    assert reproduce(["run", id, *words, "--dry-run"]) == 0
+    assert "error" not in capsys.readouterr().err
+
+
+def test_data_are_read_once(tmp_path, monkeypatch):
+    runs, wanted = tiny_runs(tmp_path)
+    builders = []
+    monkeypatch.setattr(subcommands.StreamBuilder, "stream", lambda self, device: builders.append(self))
+    assert subcommands.data_problems(wanted, runs) == []
+    assert len(builders) == 1
 
 
 # --- the whole command ------------------------------------------------------------------------------------------------

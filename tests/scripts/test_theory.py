@@ -77,16 +77,6 @@ def test_theorem_is_the_recursion(number, printed):
         close(raw.sum() + np.prod(1 - etas), 1)  # the rest is the initial statistics'
 
 
-def test_weights_are_the_running_means_of_batch_norm_whose_channels_are_the_tasks():
-    """Twelve samples, one-hot in their task: six of the current one, the others from the tasks before."""
-    layer, lengths = nn.BatchNorm1d(4, momentum=0.3, dtype=torch.float64), [3, 2, 4, 1]
-    for task, length in enumerate(lengths):
-        old = [[], [0] * 6, [0, 1] * 3, [0, 1, 2] * 2][task]
-        for _ in range(length):
-            layer(nn.functional.one_hot(torch.tensor(old + [task] * (12 - len(old))), 4).double())
-    close(statistical_weights(ema(10, 0.3), 0.5, lengths), layer.running_mean / layer.running_mean.sum())
-
-
 def test_share_of_one_over_the_tasks_seen():
     close(statistical_weights(ema(6), 0.3, [6]), [1])
     each = np.array([1, 1 / 2, 1 / 3])

@@ -119,7 +119,10 @@ def readme_parts(selection: Selection) -> list[str]:
 def page(selection: Selection) -> str:
     pairs = judge_all(selection)
     by_id = {pair[0].id: pair for pair in pairs}
-    tables = [tabulate(plan, selection) for plan in confirmatory_plans()]
+    mnist, *others = CONFIRM.values()
+    cifar = Plan("confirm", "CIFAR", lambda preset: chain(*(plan.cells(preset) for plan in others)),
+                 seeds=CONFIRMATORY_SEEDS)  # fmt: skip
+    tables = [tabulate(plan, selection) for plan in (mnist, cifar)]
     records = [read_record(path) for path in sorted(selection.runs.measured.glob("*/record.json"))]
     have_runs = [pair for pair in pairs if pair[0].values or pair[1].values]
     return render(
@@ -203,13 +206,6 @@ def finished_part(table: Table) -> str:
     lines = [(markdown_text(row[1]), *(number(results.get((row, column))) for column in columns)) for row in rows]
     head = ["", *(markdown_text(", ".join(column)) for column in columns)]
     return markdown_table(head, lines) if rows else ""
-
-
-def confirmatory_plans() -> list[Plan]:
-    """Return the confirmatory runs as two plans: Permuted MNIST, and everything else."""
-    mnist, *others = CONFIRM.values()
-    return [mnist, Plan("confirm", "CIFAR", lambda preset: chain(*(plan.cells(preset) for plan in others)),
-                        seeds=CONFIRMATORY_SEEDS)]  # fmt: skip
 
 
 def common_commands(selection: Selection) -> str:

@@ -28,8 +28,6 @@ from utils.run.records import BadRecord, read_record
 MEASURED = ("steps", "seconds", "wall_seconds", "steps_per_second")
 CONDITIONS = ("device", "torch", "num_threads")
 ABOUT = ("run", "status", "date", "commit")
-CURVES = ("step", "task", "epoch", "loss", "lr", "seconds")
-MATRICES = ("run", "setting", "after_task", "task", "accuracy")
 
 
 def load(path: str | os.PathLike = "results", *, failed: bool = False) -> pd.DataFrame:
@@ -82,7 +80,8 @@ def curves(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
     rows = []
     for name, folder in _runs_in(runs):
         rows += [{"run": name} | event for event in read_log(folder) if event["event"] == "log"]
-    return pd.DataFrame(rows, columns=["run", *CURVES]).astype(dict.fromkeys(("loss", "lr", "seconds"), "float64"))
+    columns = ["run", "step", "task", "epoch", "loss", "lr", "seconds"]
+    return pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(("loss", "lr", "seconds"), "float64"))
 
 
 def matrices(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
@@ -93,7 +92,7 @@ def matrices(runs: pd.DataFrame | str | os.PathLike) -> pd.DataFrame:
             first = len(result["matrix"][-1]) - len(result["matrix"])  # joint training has one row, after all tasks
             for after, row in enumerate(result["matrix"], start=first):
                 rows += [(name, setting, after, task, value) for task, value in enumerate(row) if value is not None]
-    return pd.DataFrame(rows, columns=MATRICES)
+    return pd.DataFrame(rows, columns=["run", "setting", "after_task", "task", "accuracy"])
 
 
 def mean_table(runs: pd.DataFrame, metric: str, rows: str | list[str], columns: str | list[str]) -> pd.DataFrame:

@@ -43,22 +43,13 @@ class Arm:
     norm: str
     forward: str  # joint, separate or, without replay, ""
     records: dict[int, dict[str, Any]]
+    dataset: str
+    settings: list[str]
+    last_task_weight: float
 
     @property
     def cell(self) -> str:
         return f"{self.method}, {self.data}"
-
-    @property
-    def settings(self) -> list[str]:
-        return list(next(iter(self.records.values()))["results"])
-
-    @property
-    def dataset(self) -> str:
-        return next(iter(self.records.values()))["config"]["dataset"]
-
-    @property
-    def last_task_weight(self) -> float:
-        return last_task_weight(next(iter(self.records.values())))
 
     def accuracy(self, setting: str, kind: str, tasks: slice = ALL) -> Values:
         """Return the mean accuracy on these tasks with a kind of statistics, for every seed that has it."""
@@ -84,11 +75,14 @@ def arms_with_statistics(selection: Selection) -> list[Arm]:
     for experiment, cell in {cell.experiment: cell for cell in cells}.items():
         records = {seed: record for seed, record in records_by_seed(experiment, selection).items() if has_kinds(record)}
         if records and experiment.model != "joint":
-            forward = next(iter(records.values()))["config"].get("replay_forward", "")
+            first = next(iter(records.values()))
+            config, settings = first["config"], list(first["results"])
+            forward = config.get("replay_forward", "")
             norm = cell.row.partition(" w/ ")[2].removesuffix(", joint").removesuffix(", separate")
             width = dict(experiment.flags).get("num_filters")
             data = cell.column[0] + (f", width {width}" if width else "")
-            arms.append(Arm(cell.group, data, joined(norm, forward), experiment.norm, forward, records))
+            arms.append(Arm(cell.group, data, joined(norm, forward), experiment.norm, forward, records,
+                            config["dataset"], settings, last_task_weight(first)))  # fmt: skip
     order = list(dict.fromkeys(arm.cell for arm in arms))
     return sorted(arms, key=lambda arm: order.index(arm.cell))
 

@@ -66,9 +66,10 @@ def show_status(arguments: Namespace) -> int:
     for run in required.values():
         groups[selection.runs.state(run)].append(run)
     meanings = hash_meanings({run.name: selection.runs.identity(run) for run in required.values()})
-    for state, run in ((state, run) for state, group in groups.items() if state != DONE for run in group):
-        meaning = f" ({meanings[run.name]})" if run.name in meanings else ""
-        print(f"{state:9}{progress_text(run) or run.name}{meaning}{f'; see {run.log}' if state == FAILED else ''}")
+    for state in (RUNNING, FAILED, STOPPED, MISSING):
+        for run in groups[state]:
+            meaning = f" ({meanings[run.name]})" if run.name in meanings else ""
+            print(f"{state:9}{progress_text(run) or run.name}{meaning}{f'; see {run.log}' if state == FAILED else ''}")
     print(", ".join(f"{len(group)} {state}" for state, group in groups.items()))
     if waiting:
         print(f"{count_of(waiting, 'experiment')} waiting for kappa and lambda")

@@ -19,7 +19,7 @@ from utils.figures.tabled import final_statistics
 from utils.run.training import steps_per_task
 from utils.studies.claims import CLAIMS
 from utils.studies.compare import Paired, averaged
-from utils.studies.confirm import CONFIRMATORY_SEEDS
+from utils.studies.confirm import CONFIRMATORY_SEEDS, PAPER_WIDTH
 from utils.studies.final_statistics import (
     arms_with_statistics,
     cost,
@@ -42,9 +42,9 @@ def selection(tmp_path):
     return selection_of(tmp_path, NARROW)
 
 
-def finish_with(selection, norm: str, seed: int, flags=(), **kinds) -> None:
-    """The record of a run of DER++ on CIFAR-10 with these accuracies by task, in both settings."""
-    run = selection.runs.of(Experiment("derpp", norm, "cifar10", 500, flags), seed)
+def finish_with(selection, norm: str, seed: int, flags=(), place=("cifar10", 500), **kinds) -> None:
+    """The record of a run of DER++ on this data with these accuracies by task, in both settings."""
+    run = selection.runs.of(Experiment("derpp", norm, *place, flags), seed)
     result = result_of([[50.0, None], [50.0, 50.0]]) | {"final_statistics": kinds}
     data = {"train_sizes": [10000] * 5}
     finish(run, 50.0, results={"class_il": result, "task_il": result}, data=data)
@@ -106,6 +106,12 @@ def test_arms_have_every_network_of_the_records():
     assert len(arms) == len(expected) > 30
     for numbers in expected:
         assert any(arm == pytest.approx(numbers) for arm in arms), numbers
+
+
+def test_a_width_is_named_once(selection):
+    finish_with(selection, "bn", 3, PAPER_WIDTH, ("cifar100-10", 2000), running=[50.0], train=[50.0])
+    [arm] = arms_with_statistics(selection)
+    assert arm.cell.count("width 64") == 1
 
 
 @pytest.mark.parametrize("setting", ["class", "task"])

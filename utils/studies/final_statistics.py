@@ -79,9 +79,7 @@ def arms_with_statistics(selection: Selection) -> list[Arm]:
             config, settings = first["config"], list(first["results"])
             forward = config.get("replay_forward", "")
             norm = cell.row.partition(" w/ ")[2].removesuffix(", joint").removesuffix(", separate")
-            width = dict(experiment.flags).get("num_filters")
-            data = cell.column[0] + (f", width {width}" if width else "")
-            arms.append(Arm(cell.group, data, joined(norm, forward), experiment.norm, forward, records,
+            arms.append(Arm(cell.group, cell.column[0], joined(norm, forward), experiment.norm, forward, records,
                             config["dataset"], settings, last_task_weight(first)))  # fmt: skip
     order = list(dict.fromkeys(arm.cell for arm in arms))
     return sorted(arms, key=lambda arm: order.index(arm.cell))

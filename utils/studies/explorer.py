@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import chain, starmap
@@ -41,13 +42,7 @@ ALSO_IN_COMMANDS = ("num_threads", "deterministic", "tf32", "compile", "final_st
 
 
 def write_pages(report: Report, folders: Mapping[str, Path], folder: Path) -> None:
-    """Write index.html, runs.html and runs/NAME.html, and what they load.
-
-    Args:
-        report: What the index shows.
-        folders: The folders of the runs that have a page, by name.
-        folder: Where to write.
-    """
+    """Write index.html, runs.html, a page for each of these folders of runs, by name, and what the pages load."""
     from plotly.offline import get_plotlyjs
 
     pages = folder / "runs"
@@ -63,12 +58,9 @@ def write_pages(report: Report, folders: Mapping[str, Path], folder: Path) -> No
     for record in records.values():
         add_missing_metrics(record)
     _write(folder / "runs.html", "runs.html.j2", root="", report=report, content=runs_table(records))
-    tables_by_run: dict[str, list[Table]] = {}
-    for table in report.tables:
-        for name in table.records:
-            tables_by_run.setdefault(name, []).append(table)
     for name, record in records.items():
-        context = run_context(record, folders[name], pages) | {"tables": tables_by_run.get(name, [])}
+        tables = [table for table in report.tables if name in table.records]
+        context = run_context(record, folders[name], pages) | {"tables": tables}
         _write(pages / f"{name}.html", "run.html.j2", root="../", report=report, **context)
     _write(folder / "index.html", "index.html.j2", root="", report=report, **index_context(report))
 
@@ -139,28 +131,24 @@ def forest_chart(columns: Mapping[str, Mapping[str, Paired]]) -> Chart | None:
         means = [cell.mean or 0.0 for cell in cells.values()]
         ends = [cell.interval or (mean, mean) for cell, mean in zip(cells.values(), means, strict=True)]
         traces.append({
-            "type": "scatter", "mode": "markers", "name": plotly_text(title, 44), "x": means,
+            "type": "scatter", "mode": "markers", "name": plotly_text(title, 45), "x": means,
             "y": [rows.index(row) + 0.7 * offset for row in cells],
             "error_x": {"type": "data", "symmetric": False,
                         "array": [high - mean for (_, high), mean in zip(ends, means, strict=True)],
                         "arrayminus": [mean - low for (low, _), mean in zip(ends, means, strict=True)]},
-            "text": [plotly_text(f"{row}: {cell.text(2)}") for row, cell in cells.items()],
+            "text": [escape(f"{row}: {cell.text(2)}", quote=False) for row, cell in cells.items()],
             "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
         })  # fmt: skip
-    axis = {"tickvals": list(range(len(rows))), "ticktext": [plotly_text(row, 26) for row in rows],
+    axis = {"tickvals": list(range(len(rows))), "ticktext": [plotly_text(row, 27) for row in rows],
             "range": [len(rows) - 0.5, -0.5], "zeroline": False, "tickfont": {"size": 11}}  # fmt: skip
     height = 150 + len(rows) * max(46, 14 * len(columns))
     layout = {"height": height, "yaxis": axis, "xaxis": {"title": {"text": "points, 95 % interval"}}}
     return {"data": traces, "layout": layout} if traces else None
 
 
-def plotly_text(text: str, width: int = 0) -> str:
-    """Return a text as Plotly shows it letter by letter, broken into lines of about this width."""
-    lines = [""]
-    for word in text.split(" "):
-        if width and lines[-1] and len(lines[-1]) + len(word) > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+def plotly_text(text: str, width: int) -> str:
+    """Return a text as Plotly shows it letter by letter, broken into lines of this width."""
+    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
     return "<br>".join(escape(line, quote=False) for line in lines)
 
 

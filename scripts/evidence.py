@@ -228,8 +228,9 @@ def common_commands(selection: Selection) -> str:
         command = " ".join(f"--{name} {value}" for name, value in flags.items())
         span = " to ".join(map(str, minutes[:: max(len(minutes) - 1, 1)]))
         lines.append((f"`{command}`", span, ", ".join(accuracies), str(len(of_seeds))))
-    title = f"Minutes on a shared machine with {threads(records)}, and final average accuracy, mean ± std over seeds 0 to 2:"
-    return f"{title}\n\n{markdown_table(['`python main.py` with', 'minutes', 'accuracy, %', 'seeds'], lines)}"
+    title = f"Minutes on a shared machine with {threads(records)}, and final average accuracy"
+    table = markdown_table(["`python main.py` with", "minutes", "accuracy, %", "seeds"], lines)
+    return f"{title}, mean ± std over seeds 0 to 2:\n\n{table}"
 
 
 def kept_study(name: str) -> tuple[Plan, Plan, Selection]:

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +185,9 @@ def call_within_limit(call: Callable[..., Any], *arguments: Any, **keywords: Any
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return future.result(SECONDS_LIMIT)
+    if not wait([future], SECONDS_LIMIT).done:
+        raise TimeoutError(f"no answer in {SECONDS_LIMIT:g} s")
+    return future.result()
 
 
 class ExternalLogger(Observer):

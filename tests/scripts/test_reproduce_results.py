@@ -205,18 +205,19 @@ def test_records_of_another_kind_are_warned_of(tmp_path):
 
 @pytest.mark.parametrize("command", ["claims", "report"])
 def test_claims_and_reports_warn_alike(tmp_path, capsys, monkeypatch, command):
-    """Of a seed that one arm lacks, of different threads, and of records on other data."""
+    """Of a seed that one arm lacks, of different threads, of changed code, and of records on other data."""
     monkeypatch.setattr(report_command, "draw_figures", lambda *arguments: {})
     comparison = dict(CLAIMS["cn-bn-class"].cells(SMOKE))["DER++, Digits, 5 tasks, M = 50"]
     cn, bn = (selection_of(tmp_path, seeds=(0, 1)).final(experiment) for experiment in comparison.experiments)
     for run, threads in ((cn[0], 1), (bn[0], 2), (cn[1], 1)):
         finish(run, 50.0, conditions=[{"num_threads": threads, "device": "cpu"}])
+    change_record(cn[1].folder, sources={"models/method.py": "as it was"})
     identity = json.loads((bn[0].folder / "record.json").read_text())["identity"] | {"data": "of another folder"}
     name = f"er-{run_hash(identity)}"
     finish(replace(bn[0], name=name, folder=bn[0].folder.with_name(name)), 50.0, identity=identity)
     assert reproduce([command, "--preset", "smoke", "--seeds", "0,1", "--results_path", str(tmp_path)]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    for text in ("seed 1 of DER++, Digits, 5 tasks, M = 50", "thread counts (1, 2)", "of another folder"):
+    for text in ("seed 1 of DER++, Digits", "thread counts (1, 2)", "of another folder", "1 run of code"):
         assert len([line for line in lines if text in line]) == 1, text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -211,10 +212,13 @@ class Runs:
         record = self._finished(run.folder)
         return bool(record and missing_outcomes(run.options, record, run.folder))
 
-    def has_changed_code(self, run: Run) -> bool:
-        """Return whether the run was finished in the results folder by code that has changed since."""
-        record = self._finished(run.folder)
-        return bool(record and changed_files(record["sources"], code_digests(run.config)))
+    def of_changed_code(self) -> list[str]:
+        """Return a line if some of these runs were finished in the results folder by code that has changed since."""
+        finished = {run.name: (run, record) for run in self._runs.values() if (record := self._finished(run.folder))}
+        changed = [run for run, record in finished.values()
+                   if changed_files(record["sources"], code_digests(run.config))]  # fmt: skip
+        count = f"{count_of(len(changed), 'run')} of code that has changed since; train again, such as python main.py"
+        return [f"{count} {shlex.join(changed[0].command())} --rerun"] if changed else []
 
     def is_done(self, run: Run) -> bool:
         """Return whether the run has a record with everything that is asked for."""

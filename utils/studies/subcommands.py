@@ -115,9 +115,8 @@ def announce(required: dict[str, Run], wanted: list[Run], waiting: int, runs: Ru
     later = f", and {count_of(waiting, 'experiment')} waiting for kappa and lambda" if waiting else ""
     total = count_of(len(required), "run")
     print(f"{total}, {len(records)} finished, {len(wanted)} to run{later}", file=sys.stderr)
-    if stale := [run.name for run in required.values() if runs.has_changed_code(run)]:
-        count = count_of(len(stale), "finished run")
-        log.warning(f"{count} of code that has changed since, such as {stale[0]}; see --rerun")
+    for text in runs.of_changed_code():
+        log.warning(text)
     now = {"num_threads": runs.num_threads, "torch": str(torch.__version__)}  # a launcher may choose another machine
     other = {record["run"]: what for record in records if (what := different_conditions(now, record["conditions"][-1]))}
     for name, what in list(other.items())[:1]:

@@ -31,7 +31,7 @@ class Result:
     folders: list[Path]
 
     def __repr__(self) -> str:
-        return f"{len(self.records)} finished runs\n{self.metrics}"
+        return f"finished runs: {len(self.records)}\n{self.metrics}"
 
     @property
     def record(self) -> dict[str, Any]:

@@ -139,12 +139,12 @@ def latex(table: Table, scale: str = "") -> str:
 
 
 def as_csv(tables: list[Table]) -> str:
-    """Return one line per cell, numbers as numbers; of tables without cells, the texts and their numbers."""
+    """Return one line per cell, numbers as numbers; Table 10's cells have a text and other numbers."""
     rows = [csv_row(table, result) for table in tables for result in table.results.values()]
     texts = [{"table": table.id, "row": row, "column": " / ".join(column), "text": text}
              | table.numbers.get((row, column), {})
              for table in tables for row, texts in table.texts.items() for column, text in texts.items()]  # fmt: skip
-    frame = pandas.DataFrame(rows).astype({"memory": "Int64"}) if rows else pandas.DataFrame(texts)
+    frame = pandas.DataFrame([*rows, *texts]).astype({"memory": "Int64"} if rows else {})
     return frame.to_csv(index=False, lineterminator="\n")
 
 

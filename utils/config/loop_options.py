@@ -157,7 +157,7 @@ RUN = (
     FreeOption("dry_run", flag, "Print the configuration as TOML, with folder, steps, memory and time, and stop."),
     FreeOption("check_data", flag, "Check the data set, write a contact sheet, and stop. Needs no --model."),
     Option("debug_mode", flag, "Train on three batches per epoch, to try things out."),
-    FreeOption("plugins", str, f"Folders or modules of your own; ${PLUGINS_VARIABLE} adds more.", (), several=True),
+    FreeOption("plugins", str, f"Folders or modules of your own; ${PLUGINS_VARIABLE} adds more.", ()),
     FreeOption("eval_only", str, "Evaluate the network in this run folder, saved with --save_model; no training."),
 )
 

@@ -46,7 +46,6 @@ class Option:
         default: A value, a `ByFidelity` or a `SameAs`.
         changes_numbers: Whether another value gives other results. Only then the option identifies a run.
         omit_from_hash_at: At this value the option is not hashed, so that runs from before the option keep their names.
-        several: Whether the flag takes several values, as a tuple.
         old_name: The name before a renaming. It is still accepted, and still the key in a run's identity.
         check: `check(config, explicit)` is called with all resolved values and with those that the user gave. It raises
             UsageError where they contradict each other, and may set options that follow from this one.
@@ -58,7 +57,6 @@ class Option:
     default: Any = None
     changes_numbers: bool = True
     omit_from_hash_at: Any = ALWAYS_COUNTED
-    several: bool = False
     old_name: str | None = None
     check: Callable[[dict[str, Any], dict[str, Any]], None] | None = None
 

@@ -332,7 +332,7 @@ def _add_option(
         text += f" (official: {default.official}, paper: {default.paper})"
     elif default is not None and default is not False and default != ():
         text += f" (default: {f'that of --{default.option}' if isinstance(default, SameAs) else default})"
-    keywords: dict[str, Any] = {"nargs": "+", "action": "extend"} if option.several else {}
+    keywords: dict[str, Any] = {"nargs": "+", "action": "extend"} if name == "plugins" else {}
     if option.type is flag:
         keywords = {"action": "store_true"}
     elif isinstance(option.type, tuple):

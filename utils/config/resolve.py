@@ -236,14 +236,11 @@ def identity_options(config: Config) -> dict[str, Any]:
         elif value != options[name].omit_from_hash_at:
             old_name = options[name].old_name if options[name].name == name else None
             if options[name].type is content_file and value is not None:
-                identity[f"{name}_sha256"] = _file_digests(name, value)
+                try:
+                    identity[f"{name}_sha256"] = file_digest(value)
+                except OSError as error:
+                    text = f"--{name}: cannot read {error.filename}: {error.strerror}; give another file"
+                    raise UsageError(text) from None
             else:
                 identity[old_name or name] = value
     return identity
-
-
-def _file_digests(name: str, value: str | tuple[str, ...]) -> str | list[str]:
-    try:
-        return file_digest(value) if isinstance(value, str) else [file_digest(path) for path in value]
-    except OSError as error:
-        raise UsageError(f"--{name}: cannot read {error.filename}: {error.strerror}; give another file") from None

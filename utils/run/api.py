@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.config.parser import parse
-from utils.config.resolve import options_by_name, resolve
+from utils.config.resolve import resolve
 from utils.errors import RunFailed, UsageError
 
 if TYPE_CHECKING:
@@ -123,13 +123,11 @@ def run(**flags: Any) -> Result:
 
 def _words(flags: dict[str, Any]) -> list[str]:
     """Return keywords as the words of a command."""
-    options = options_by_name()
     words = []
     for name, value in flags.items():
         if name == "seeds" and isinstance(value, int):
             value = range(value)
-        takes_several = name == "plugins" or (name in options and options[name].several)
-        if isinstance(value, list | tuple | range) and not takes_several:
+        if isinstance(value, list | tuple | range) and name != "plugins":
             value = ",".join(map(str, value))
         if value is True:
             words.append(f"--{name}")

@@ -132,6 +132,10 @@ def test_a_difference_of_few_seeds_is_never_clear(values, text, word):
     assert reading(Paired(values)).startswith(word)
 
 
+def test_numbers_of_seeds_that_differ_by_cell_are_given():
+    assert text_of(averaged([{3: 1.0, 4: 2.0}, {3: 1.0, 4: 2.0, 5: 1.0}])).endswith("(n = 2 to 3)")
+
+
 @pytest.mark.parametrize(("values", "group", "text"), [
     ((-1.0, -1.1), -1.0, "too few"), ((-1.0, -1.1, -1.2), 0.0, "clear"), ((1.0, 1.1, 1.2), -1.0, "no clear cost over"),
     ((-1.0, 0.5, 1.0), 0.0, "no clear cost, so"),

@@ -113,9 +113,13 @@ class Paired:
         if self.mean is None:
             return "–"
         interval = f" {self.interval_text(digits)}" if self.n > 1 else ""
+        return f"{self.mean:+.{digits}f}{interval}, n = {self.n_text}"
+
+    @property
+    def n_text(self) -> str:
+        """The number of seeds, or the fewest and the most of a cell."""
         fewest = min(self.cell_sizes, default=self.n)
-        n = f"{fewest} to {self.n}" if fewest < self.n else f"{self.n}"
-        return f"{self.mean:+.{digits}f}{interval}, n = {n}"
+        return f"{fewest} to {self.n}" if fewest < self.n else f"{self.n}"
 
     @property
     def is_above(self) -> bool:

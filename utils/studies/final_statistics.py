@@ -134,7 +134,7 @@ def text_of(difference: Paired, n: int | None = None) -> str:
         return "–"
     spread = f" ± {(difference.interval[1] - difference.interval[0]) / 2:.1f}" if difference.interval else ""
     mean = round(difference.mean, 1) + 0.0  # never -0.0
-    return f"{mean:+.1f}{spread}" + ("" if difference.n == n else f" (n = {difference.n})")
+    return f"{mean:+.1f}{spread}" + ("" if difference.n == n else f" (n = {difference.n_text})")
 
 
 def reading(difference: Paired) -> str:
@@ -256,9 +256,9 @@ def table_of_recency(groups: Sequence[Group]) -> str:
     kinds = (("running", ALL), ("last_task", ALL), ("last_task", EARLIER), ("last_task", LAST))
     for group in groups:
         weights = sorted(f"{arm.last_task_weight:.2f}" for arm in group.arms)
-        n = group.change(group.settings[0], "running").n
-        columns = [[text_of(group.change(setting, *kind), n) for setting in group.settings] for kind in kinds]
+        first = group.change(group.settings[0], "running")
+        columns = [[text_of(group.change(setting, *kind), first.n) for setting in group.settings] for kind in kinds]
         span = " to ".join(dict.fromkeys((weights[0], weights[-1])))
-        rows.append([group.title, str(len(group.arms)), str(n), span, *map(" / ".join, columns)])
+        rows.append([group.title, str(len(group.arms)), first.n_text, span, *map(" / ".join, columns)])
     heads = ["weight", "running", "last task", "last task: on earlier tasks", "last task: on the last task"]
     return markdown_table(["method, forward", "arms", "n", *heads], rows)

@@ -45,7 +45,7 @@ class SampleWeights(NamedTuple):
     balanced_affine: bool = False
     running: Tensor | None = None
 
-    def of_batch(self, a: Tensor) -> Tensor:
+    def batch_weights(self, a: Tensor) -> Tensor:
         """Return the weights, or equal ones for the samples of `a`."""
         n = a.shape[0]
         return a.new_full((n,), 1 / n, dtype=compute_dtype(a)) if self.weights is None else self.weights
@@ -116,7 +116,7 @@ def reference(a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: fl
     flat = flat - origin.unsqueeze(1)
     mean = flat.mean(2)
     var = (flat - mean.unsqueeze(2)).square().mean(2)
-    weights = by.of_batch(a)
+    weights = by.batch_weights(a)
     running = mu, sigma2 = weighted_statistics(origin, mean, var, weights, by.same_group)
     if by.running is not None:
         running = weighted_statistics(origin, mean.detach(), var.detach(), by.running, None)
@@ -150,7 +150,7 @@ def weighted_statistics(
 def traced(a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: float) -> Normalized:
     """Normalize in operations of which a compiler makes few kernels: the gradient is written out."""
     options = by.same_group, by.running, by.balanced_affine, eps
-    out, mu, sigma2, *running = _TracedBatchNorm.apply(a, by.of_batch(a), gamma, beta, *options)
+    out, mu, sigma2, *running = _TracedBatchNorm.apply(a, by.batch_weights(a), gamma, beta, *options)
     return Normalized(out, mu, sigma2, *(running or (mu, sigma2)))
 
 
@@ -257,7 +257,7 @@ class Coefficients(NamedTuple):
 def fused(
     a: Tensor, by: SampleWeights, gamma: Tensor, beta: Tensor, eps: float, passes: type[TensorPasses]
 ) -> Normalized:
-    weights = by.of_batch(a)
+    weights = by.batch_weights(a)
     for tensor in (gamma, beta, weights):
         if tensor.dtype != compute_dtype(a):
             raise TypeError(f"activations of {a.dtype} need scale, shift and weights of {compute_dtype(a)}")

@@ -27,7 +27,7 @@ class Crop(Part):
         return draw.integers(0, 2 * self.padding + 1, (2, count))
 
     def on_host(self, images: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-        """Copy the windows one by one: the fastest way on a CPU."""
+        """Copy the windows out of padded images, one by one."""
         (count, channels, height, width), edge = images.shape, self.padding
         padded = np.zeros((count, channels, height + 2 * edge, width + 2 * edge), dtype=images.dtype)
         padded[:, :, edge : edge + height, edge : edge + width] = images

@@ -113,10 +113,10 @@ class Paired:
         if self.mean is None:
             return "–"
         interval = f" {self.interval_text(digits)}" if self.n > 1 else ""
-        return f"{self.mean:+.{digits}f}{interval}, n = {self.n_text}"
+        return f"{self.mean:+.{digits}f}{interval}, n = {self.seeds_text}"
 
     @property
-    def n_text(self) -> str:
+    def seeds_text(self) -> str:
         """The number of seeds, or the fewest and the most of a cell."""
         fewest = min(self.cell_sizes, default=self.n)
         return f"{fewest} to {self.n}" if fewest < self.n else f"{self.n}"

@@ -134,7 +134,7 @@ def text_of(difference: Paired, n: int | None = None) -> str:
         return "–"
     spread = f" ± {(difference.interval[1] - difference.interval[0]) / 2:.1f}" if difference.interval else ""
     mean = round(difference.mean, 1) + 0.0  # never -0.0
-    return f"{mean:+.1f}{spread}" + ("" if difference.n == n else f" (n = {difference.n_text})")
+    return f"{mean:+.1f}{spread}" + ("" if difference.n == n else f" (n = {difference.seeds_text})")
 
 
 def reading(difference: Paired) -> str:
@@ -259,6 +259,6 @@ def table_of_recency(groups: Sequence[Group]) -> str:
         first = group.change(group.settings[0], "running")
         columns = [[text_of(group.change(setting, *kind), first.n) for setting in group.settings] for kind in kinds]
         span = " to ".join(dict.fromkeys((weights[0], weights[-1])))
-        rows.append([group.title, str(len(group.arms)), first.n_text, span, *map(" / ".join, columns)])
+        rows.append([group.title, str(len(group.arms)), first.seeds_text, span, *map(" / ".join, columns)])
     heads = ["weight", "running", "last task", "last task: on earlier tasks", "last task: on the last task"]
     return markdown_table(["method, forward", "arms", "n", *heads], rows)

@@ -287,4 +287,4 @@ def warnings(parts: Iterable[Table | Verdict], runs: Runs) -> list[str]:
         for text in texts:
             ids_by_text.setdefault(text, []).append(part.id)
     lines = [f"{text}: {', '.join(ids)}" for text, ids in ids_by_text.items()]
-    return [*lines, *runs.of_changed_code(), *runs.on_other_data(), *runs.differing_copies()]
+    return [*lines, *runs.changed_code_warnings(), *runs.on_other_data(), *runs.differing_copies()]

@@ -212,7 +212,7 @@ class Runs:
         record = self._finished(run.folder)
         return bool(record and missing_outcomes(run.options, record, run.folder))
 
-    def of_changed_code(self) -> list[str]:
+    def changed_code_warnings(self) -> list[str]:
         """Return a line if some of these runs were finished in the results folder by code that has changed since."""
         finished = {run.name: (run, record) for run in self._runs.values() if (record := self._finished(run.folder))}
         changed = [run for run, record in finished.values()

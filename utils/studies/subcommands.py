@@ -115,7 +115,7 @@ def announce(required: dict[str, Run], wanted: list[Run], waiting: int, runs: Ru
     later = f", and {count_of(waiting, 'experiment')} waiting for kappa and lambda" if waiting else ""
     total = count_of(len(required), "run")
     print(f"{total}, {len(records)} finished, {len(wanted)} to run{later}", file=sys.stderr)
-    for text in runs.of_changed_code():
+    for text in runs.changed_code_warnings():
         log.warning(text)
     now = {"num_threads": runs.num_threads, "torch": str(torch.__version__)}  # a launcher may choose another machine
     other = {record["run"]: what for record in records if (what := different_conditions(now, record["conditions"][-1]))}
